@@ -1,0 +1,120 @@
+"""A server as a child process: its folder, its log, and the certainty that it ends when we do.
+
+Each child is a session of its own, so that Ctrl-C reaches us alone and we decide the order in which things end. A
+second, tiny child waits on a pipe from us and kills the server when that pipe closes: also after a SIGKILL of this
+process, whatever thread started the server.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+_WATCHDOG = 'read -r _; kill -9 "$1" 2>/dev/null'
+
+
+class ServiceUnavailable(Exception):
+    """The server can't be had here; the text says what is missing and what to install or set."""
+
+
+class StartFailed(Exception):
+    """The server was started and didn't answer in time; the text ends with the tail of its log."""
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def temporary_folder(prefix: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f"pyrula-{prefix}-"))
+
+
+class Child:
+    """One run of one server process. Not restarted: a restart makes another Child."""
+
+    def __init__(self, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=None if env is None else {**os.environ, **env},
+                start_new_session=True,
+            )
+        self._watchdog = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._end = weakref.finalize(self, _end, self._process, self._watchdog)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_ready(self, answers: Callable[[], bool], *, name: str, timeout: float) -> None:
+        """Ask until the server answers; StartFailed with the end of its log if it dies or stays silent."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if not self.running:
+                status = self._process.returncode
+                raise StartFailed(f"{name} ended with status {status} at its start\n{self.log_tail()}")
+            if answers():
+                return
+            time.sleep(0.05)
+        tail = self.log_tail()
+        self.kill()
+        raise StartFailed(f"{name} did not answer within {timeout:g} s\n{tail}")
+
+    def log_tail(self, lines: int = 40) -> str:
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def stop(self, timeout: float) -> None:
+        """SIGTERM, and SIGKILL if that takes longer than the time given."""
+        if self.running:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout)
+        self.kill()
+
+    def kill(self) -> None:
+        self._end()
+
+
+def _end(process: "subprocess.Popen[bytes]", watchdog: "subprocess.Popen[bytes]") -> None:
+    # The watchdog goes first: once the server is reaped its pid may be another process's.
+    watchdog.kill()
+    watchdog.wait()
+    if watchdog.stdin is not None:
+        watchdog.stdin.close()
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
