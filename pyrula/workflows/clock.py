@@ -1,0 +1,80 @@
+"""Where time comes from.
+
+Pure parts take times as arguments. What needs a clock gets one passed in; only `SystemClock` reads the machine's.
+Time-outs and delays use `monotonic()`, what a person or a body sees uses `now()`. Durations are seconds.
+"""
+
+import math
+import time
+from datetime import datetime, timedelta, timezone
+from typing import Protocol
+
+from pyrula.workflows.errors import ConfigurationError
+
+__all__ = ["Clock", "ManualClock", "SystemClock", "to_seconds"]
+
+
+class Clock(Protocol):
+    """A source of time: `monotonic()` in seconds never goes back, `now()` is an aware datetime in UTC."""
+
+    def monotonic(self) -> float: ...
+
+    def now(self) -> datetime: ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    __slots__ = ()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def now(self) -> datetime:
+        return datetime.now(timezone.utc)
+
+
+class ManualClock:
+    """A clock for tests that moves only when told to.
+
+    >>> clock = ManualClock()
+    >>> clock.advance(90)
+    >>> clock.monotonic()
+    90.0
+    """
+
+    __slots__ = ("_elapsed", "_start")
+
+    def __init__(self, start: datetime | None = None) -> None:
+        if start is None:
+            start = datetime(2025, 1, 1, tzinfo=timezone.utc)
+        if start.tzinfo is None:
+            raise ConfigurationError("ManualClock needs an aware start, such as datetime(2025, 1, 1, tzinfo=timezone.utc)")
+        self._start = start.astimezone(timezone.utc)
+        self._elapsed = 0.0
+
+    def monotonic(self) -> float:
+        return self._elapsed
+
+    def now(self) -> datetime:
+        return self._start + timedelta(seconds=self._elapsed)
+
+    def advance(self, by: float | timedelta) -> None:
+        """Moves the clock forward by seconds or a timedelta."""
+        self._elapsed += to_seconds(by, "ManualClock.advance()")
+
+
+def to_seconds(duration: float | timedelta, what: str, *, zero: bool = True) -> float:
+    """The duration in seconds: finite, not negative, above zero unless `zero`. `what` names it in the ConfigurationError."""
+    if isinstance(duration, timedelta):
+        seconds = duration.total_seconds()
+    elif isinstance(duration, (int, float)) and not isinstance(duration, bool):
+        try:
+            seconds = float(duration)
+        except OverflowError:
+            seconds = math.inf
+    else:
+        raise ConfigurationError(f"{what} must be seconds or a timedelta, not {duration!r}")
+    if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not zero):
+        raise ConfigurationError(f"{what} must be {'finite and not negative' if zero else 'finite and above 0'}, not {duration!r}")
+    return seconds

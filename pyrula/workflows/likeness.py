@@ -1,0 +1,173 @@
+"""Whether a value came back from its JSON as it went in.
+
+`difference` compares a value with its decoded form, types included, and says where they part. Three changes are let
+through, because nobody can mistake them: a tuple that nothing declares comes back as a list, an int key as its text, an
+int where a float is declared as the equal float. What isn't data isn't compared: private attributes of a model, its
+set of explicitly given fields, attributes of a dataclass beside its fields, the name of a time zone (its offset is).
+
+`plain` gives the JSON form of a value that has no annotation, under the same rules.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel
+
+__all__ = ["NotPlain", "difference", "plain"]
+
+_EXACT = frozenset((str, int, bool, type(None), bytes))
+_INT_RANGE = range(-(2**63), 2**64)
+
+
+class NotPlain(ValueError):
+    """A value without annotation that JSON can't hold unchanged; the text says where and what."""
+
+
+def plain(value: Any, path: str = "") -> Any:
+    """The form in which a value without annotation comes back: JSON types only. Raises NotPlain."""
+    kind = type(value)
+    if kind in _EXACT and kind is not bytes:
+        if kind is int and value not in _INT_RANGE:
+            raise NotPlain(f"{_at(path)}an int of more than 64 bits")
+        return value
+    if kind is float:
+        if not math.isfinite(value):
+            raise NotPlain(f"{_at(path)}{value!r}, which JSON can't express")
+        return value
+    if kind is list or kind is tuple:
+        return [plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if kind is dict:
+        return _plain_dict(value, path)
+    raise NotPlain(f"{_at(path)}a {_name(kind)}")
+
+
+def _plain_dict(value: dict[Any, Any], path: str) -> dict[str, Any]:
+    form: dict[str, Any] = {}
+    for key, item in value.items():
+        if type(key) is not str and type(key) is not int:
+            raise NotPlain(f"{_at(path)}a key of type {_name(type(key))}")
+        text = str(key)
+        if text in form:
+            raise NotPlain(f"{_at(path)}the keys {text!r} and {int(text)}, which are one key in JSON")
+        form[text] = plain(item, f"{path}[{key!r}]")
+    return form
+
+
+def difference(before: Any, after: Any) -> str | None:
+    """None if `after` is `before` unchanged; else the place and the change, as text that follows on a name."""
+    kind, other = type(before), type(after)
+    if kind is not other:
+        return _difference_of_types(before, after)
+    if kind in _EXACT:
+        return None if before == after else _changed(before, after)
+    if kind is float:
+        same = before == after if before == before else after != after
+        return None if same else _changed(before, after)
+    if kind is list or kind is tuple:
+        return _difference_of_items(before, after)
+    if kind is dict:
+        return _difference_of_dicts(before, after)
+    if isinstance(before, Enum):
+        return None if before is after else _changed(before, after)
+    if isinstance(before, BaseModel):
+        return _difference_of_models(before, after)
+    if dataclasses.is_dataclass(kind):
+        return _difference_of_fields(before, after, [field.name for field in dataclasses.fields(kind)])
+    return _difference_of_others(before, after)
+
+
+def _difference_of_types(before: Any, after: Any) -> str | None:
+    kind, other = type(before), type(after)
+    if kind is tuple and other is list:
+        return _difference_of_items(before, after)
+    if kind is int and other is float and before == after:
+        return None
+    if isinstance(before, BaseModel) and other.__pydantic_generic_metadata__["origin"] is kind:
+        return _difference_of_models(before, after)  # Box(...) declared as Box[int]
+    return f": a {_name(kind)} comes back as a {_name(other)}"
+
+
+def _difference_of_items(before: Any, after: Any) -> str | None:
+    if len(before) != len(after):
+        return f": {len(before)} items come back as {len(after)}"
+    for index, (one, two) in enumerate(zip(before, after, strict=True)):
+        found = difference(one, two)
+        if found is not None:
+            return f"[{index}]{found}"
+    return None
+
+
+def _difference_of_dicts(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str | None:
+    if len(before) != len(after):
+        return f": {len(before)} keys come back as {len(after)}"
+    keys = {(type(key), key): key for key in after}
+    for key, item in before.items():
+        if (type(key), key) in keys:
+            found = difference(item, after[key])
+        elif type(key) is int and (str, str(key)) in keys:
+            found = difference(item, after[str(key)])
+        elif key in after and difference(key, next(other for other in after if other == key)) is None:
+            found = difference(item, after[key])
+        else:
+            return f": the key {key!r} of type {_name(type(key))} comes back as another"
+        if found is not None:
+            return f"[{key!r}]{found}"
+    return None
+
+
+def _difference_of_models(before: BaseModel, after: BaseModel) -> str | None:
+    found = _difference_of_fields(before, after, type(before).model_fields)
+    if found is None and (before.model_extra or after.model_extra):
+        return _difference_of_dicts(before.model_extra or {}, after.model_extra or {})
+    return found
+
+
+def _difference_of_fields(before: Any, after: Any, names: Any) -> str | None:
+    for name in names:
+        try:
+            found = difference(getattr(before, name), getattr(after, name))
+        except AttributeError:
+            found = ": it is not set"
+        if found is not None:
+            return f".{name}{found}"
+    return None
+
+
+def _difference_of_others(before: Any, after: Any) -> str | None:
+    if isinstance(before, (set, frozenset)):
+        same = {(type(item), item) for item in before} == {(type(item), item) for item in after}
+    elif isinstance(before, tuple):
+        return _difference_of_items(before, after)
+    elif isinstance(before, Decimal):
+        same = before.as_tuple() == after.as_tuple()
+    elif isinstance(before, (datetime, time)):
+        same = before == after and before.utcoffset() == after.utcoffset()
+    elif isinstance(before, date):
+        same = before == after
+    elif isinstance(before, Mapping):
+        return _difference_of_dicts(before, after)
+    else:
+        same = bool(before == after)
+    return None if same else _changed(before, after)
+
+
+def _changed(before: Any, after: Any) -> str:
+    return f": {_short(before)} comes back as {_short(after)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _at(path: str) -> str:
+    return f"at {path} " if path else ""
