@@ -1,0 +1,1 @@
+"""Stores: the port, and its implementations in memory and on Valkey."""

@@ -1,0 +1,44 @@
+"""What the server must be, judged from what it says of itself. Pure: texts in, an error or warnings out."""
+
+import re
+from collections.abc import Mapping
+
+from pyrula.workflows.errors import ConfigurationError, StoreUnavailable
+
+MINIMUM = (7, 2)
+
+
+def parse_info(text: bytes) -> dict[str, str]:
+    """The fields of an INFO reply."""
+    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
+    return {name: value.strip() for name, separator, value in lines if separator and not name.startswith("#")}
+
+
+def check_server(where: str, info: Mapping[str, str], policy: str | None) -> list[str]:
+    """Raises ConfigurationError for a server that can't be used, StoreUnavailable for one that is a replica at
+    present; gives back what a person should be warned of. ``policy`` is the eviction policy, None if unknown."""
+    warnings = []
+    version = info.get("redis_version")
+    numbers = re.match(r"(\d+)\.(\d+)", version or "")
+    if numbers is None:
+        warnings.append(f"{where} doesn't tell its version; Pyrula needs Valkey or Redis 7.2 or later")
+    elif (int(numbers[1]), int(numbers[2])) < MINIMUM:
+        raise ConfigurationError(
+            f"{where} is version {version}; Pyrula needs Valkey or Redis 7.2 or later (script flags, WAITAOF)"
+        )
+    if info.get("cluster_enabled") == "1":
+        raise ConfigurationError(f"{where} is a node of a cluster; this version of Pyrula needs a single primary")
+    if info.get("role", "master") != "master":
+        raise StoreUnavailable(f"{where} is a replica; connect to its primary")
+    if policy is None:
+        warnings.append(f"{where} doesn't tell its maxmemory-policy; with any but noeviction it may drop journals")
+    elif policy != "noeviction":
+        raise ConfigurationError(
+            f"{where} has maxmemory-policy {policy}, so it may drop journals when memory is short; set it to noeviction"
+        )
+    if info.get("aof_enabled") == "0":
+        warnings.append(
+            f"{where} keeps no append-only file: journals written since its last snapshot, if it makes any, are lost "
+            "when it ends; steps of unfinished records then run again. Set appendonly to yes"
+        )
+    return warnings

@@ -1,0 +1,179 @@
+"""One connection to the server: bytes out, replies in, and what an error means.
+
+Rules: redis-py's own retries stay out of it, since they would send scripts again of which the outcome is unknown; who
+calls decides. A connection on which anything went wrong is dropped, so a reply never meets another request. Errors
+name the server, never the password.
+"""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+
+from pyrula.workflows.errors import ConfigurationError, PyrulaError, StoreError, StoreUnavailable
+
+_SCHEMES = {"valkey": "redis", "redis": "redis", "valkeys": "rediss", "rediss": "rediss", "unix": "unix"}
+_OPTIONS = {"db", "username", "password"}
+_PASSING = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF", "UNKILLABLE")
+
+
+class Address:
+    """Where the server is. Its text leaves the password out."""
+
+    __slots__ = ("_arguments", "_class", "text")
+
+    def __init__(self, url: str) -> None:
+        # a password with an unescaped '/' or '@' may end up in any part of a wrongly split URL, so no part is shown
+        wrong = "expected valkey://user:password@host:port/db (or redis, valkeys, rediss, unix:///path?db=0)"
+        try:
+            scheme, separator, rest = url.partition("://")
+            parts = urlsplit(url)
+            if not separator or scheme not in _SCHEMES:
+                raise ValueError
+            arguments: dict[str, Any] = dict(parse_url(f"{_SCHEMES[scheme]}://{rest}"))
+            _ = parts.port
+            path = parts.path.strip("/")
+            if scheme == "unix":
+                if not path:
+                    raise ValueError
+            elif not parts.hostname or (path and not path.isdigit()) or parts.fragment:
+                raise ValueError
+        except (ValueError, AttributeError):
+            raise ConfigurationError(f"the store's URL can't be read: {wrong}") from None
+        for option in parse_qs(parts.query, keep_blank_values=True):
+            if option not in _OPTIONS and not (option.startswith("ssl_") and _SCHEMES[scheme] == "rediss"):
+                raise ConfigurationError(f"the store's URL has an option that isn't known for {scheme}: {option!r:.40}")
+        default = {"redis": Connection, "rediss": SSLConnection, "unix": UnixDomainSocketConnection}
+        self._class: Any = arguments.pop("connection_class", default[_SCHEMES[scheme]])
+        self._arguments = arguments
+        database = arguments.get("db", 0)
+        if scheme == "unix":
+            self.text = f"unix://{arguments['path']}?db={database}"
+        else:
+            self.text = f"{scheme}://{arguments['host']}:{arguments.get('port', 6379)}/{database}"
+
+    def __repr__(self) -> str:
+        return f"Address({self.text!r})"
+
+    def connection(self, connect_timeout: float) -> Any:
+        # no timeout of redis-py's around reads and writes: it would make a task for every write
+        return self._class(
+            **self._arguments,
+            protocol=2,
+            decode_responses=False,
+            socket_timeout=None,
+            socket_connect_timeout=connect_timeout,
+            health_check_interval=0,
+        )
+
+
+class Meaning(Enum):
+    """What to do about an error reply."""
+
+    LOAD = "the script isn't in the server's cache: load it and send again"
+    WAIT = "it will pass: send again later"
+    MOVED = "the server is a replica now: connect anew and send again later"
+    FULL = "no memory left: tell at once, send again later"
+    SETTINGS = "only a person can put it right"
+    REFUSED = "sending again would not help"
+
+
+def meaning(error: Exception) -> Meaning:
+    text = str(error)
+    if isinstance(error, NoScriptError):
+        return Meaning.LOAD
+    if isinstance(error, ReadOnlyError):
+        return Meaning.MOVED
+    if isinstance(error, OutOfMemoryError):
+        return Meaning.FULL
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return Meaning.SETTINGS
+    if isinstance(error, BusyLoadingError) or text.startswith(_PASSING) or not isinstance(error, ResponseError):
+        return Meaning.WAIT
+    if type(error).__name__ in {"MasterDownError", "ClusterDownError", "TryAgainError"}:
+        return Meaning.WAIT
+    return Meaning.REFUSED
+
+
+class Link:
+    """A connection that is made when needed and thrown away when in doubt. One exchange at a time."""
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        self._address = address
+        self._timeout = timeout
+        self._connection: Any = None
+
+    async def exchange(self, request: Sequence[bytes], replies: int) -> list[Any]:
+        """Send, and read so many replies; error replies stand among them. Raises StoreUnavailable when the outcome is
+        unknown or nothing was sent, ConfigurationError when the server doesn't let us in."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                connection = self._connection or await self._connect()
+                await connection.send_packed_command(request, check_health=False)
+                answers: list[Any] = []
+                for _ in range(replies):
+                    try:
+                        answers.append(await connection.read_response())
+                    except ResponseError as error:
+                        answers.append(error)
+                return answers
+        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            await self.drop()
+            raise self._translated(error) from error
+        except BaseException:
+            await self.drop()
+            raise
+
+    async def _connect(self) -> Any:
+        connection = self._connection = self._address.connection(self._timeout)
+        try:
+            await connection.connect()
+        except ResponseError as error:
+            if meaning(error) is Meaning.REFUSED:  # the database's number, say
+                raise ConfigurationError(f"{self._address.text} refuses the connection: {error}") from error
+            raise
+        return connection
+
+    def _translated(self, error: Exception) -> PyrulaError:
+        where = self._address.text
+        if isinstance(error.__context__, ssl.SSLCertVerificationError):
+            return ConfigurationError(f"the certificate of {where} isn't trusted: {error.__context__.verify_message}")
+        if isinstance(error, TimeoutError):
+            return StoreUnavailable(f"{where} did not answer within {self._timeout:g} s")
+        return self.error(error)
+
+    def error(self, error: Exception) -> PyrulaError:
+        """An error reply, or an error of the connection, as one of ours."""
+        where = self._address.text
+        match meaning(error):
+            case Meaning.SETTINGS:
+                return ConfigurationError(f"{where} refuses the connection's user or password: {error}")
+            case Meaning.FULL:
+                return StoreUnavailable(f"{where} is at its memory limit and refuses writes; raise maxmemory: {error}")
+            case Meaning.MOVED:
+                return StoreUnavailable(f"{where} is a read-only replica: {error}")
+            case Meaning.REFUSED:
+                return StoreError(f"{where} refused a command: {error}")
+            case _:
+                return StoreUnavailable(f"{where} can't be reached: {error}")
+
+    async def drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(RedisError, OSError):
+                await connection.disconnect(nowait=True)
