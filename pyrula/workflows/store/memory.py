@@ -9,6 +9,8 @@ from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import LeaseLost, StaleToken
 from pyrula.workflows.store.port import MAX_POSITION, Batch, Claim, Row, Token
 
+_SHARDS = 16
+
 
 @dataclass(slots=True)
 class _Source:
@@ -45,6 +47,9 @@ class MemoryStore:
 
     def __repr__(self) -> str:
         return f"MemoryStore(sources={len(self._sources)})"
+
+    def shard_of(self, source: bytes) -> int:
+        return int.from_bytes(source) % _SHARDS
 
     async def open(self) -> None:
         pass

@@ -88,6 +88,9 @@ class SourceStore(Protocol):
     def durable(self) -> bool:
         """Whether rows outlive this process."""
 
+    def shard_of(self, source: bytes) -> int:
+        """The shard that all keys of this source lie on."""
+
     async def open(self) -> None:
         """Connect and check the server; ConfigurationError for what only a person can put right. Idempotent."""
 

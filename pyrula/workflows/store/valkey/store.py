@@ -77,6 +77,9 @@ class ValkeyStore:
     def __repr__(self) -> str:
         return f"ValkeyStore({self._address.text!r}, namespace={self.namespace!r})"
 
+    def shard_of(self, source: bytes) -> int:
+        return keys.shard_of(source, self.shards)
+
     async def open(self) -> None:
         async with self._link() as link:
             await self._persist(lambda: self._check(link), self.retry_for)
