@@ -6,7 +6,7 @@ Time-outs and delays use `monotonic()`, what a person or a body sees uses `now()
 
 import math
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from pyrula.workflows.errors import ConfigurationError
@@ -31,7 +31,7 @@ class SystemClock:
         return time.monotonic()
 
     def now(self) -> datetime:
-        return datetime.now(timezone.utc)
+        return datetime.now(UTC)
 
 
 class ManualClock:
@@ -47,10 +47,10 @@ class ManualClock:
 
     def __init__(self, start: datetime | None = None) -> None:
         if start is None:
-            start = datetime(2025, 1, 1, tzinfo=timezone.utc)
+            start = datetime(2025, 1, 1, tzinfo=UTC)
         if start.tzinfo is None:
-            raise ConfigurationError("ManualClock needs an aware start, such as datetime(2025, 1, 1, tzinfo=timezone.utc)")
-        self._start = start.astimezone(timezone.utc)
+            raise ConfigurationError("ManualClock needs an aware start, such as datetime(2025, 1, 1, tzinfo=UTC)")
+        self._start = start.astimezone(UTC)
         self._elapsed = 0.0
 
     def monotonic(self) -> float:
@@ -65,7 +65,7 @@ class ManualClock:
 
 
 def to_seconds(duration: float | timedelta, what: str, *, zero: bool = True) -> float:
-    """The duration in seconds: finite, not negative, above zero unless `zero`. `what` names it in the ConfigurationError."""
+    """A duration in seconds: finite, not negative, not 0 unless `zero`. `what` names it in the ConfigurationError."""
     if isinstance(duration, timedelta):
         seconds = duration.total_seconds()
     elif isinstance(duration, (int, float)) and not isinstance(duration, bool):
@@ -76,5 +76,6 @@ def to_seconds(duration: float | timedelta, what: str, *, zero: bool = True) -> 
     else:
         raise ConfigurationError(f"{what} must be seconds or a timedelta, not {duration!r}")
     if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not zero):
-        raise ConfigurationError(f"{what} must be {'finite and not negative' if zero else 'finite and above 0'}, not {duration!r}")
+        least = "not negative" if zero else "above 0"
+        raise ConfigurationError(f"{what} must be finite and {least}, not {duration!r}")
     return seconds

@@ -1,22 +1,25 @@
 """Values to JSON and back, so that what a body sees live is what it sees on replay.
 
-A `Codec` belongs to an annotation. `encode` gives the JSON and the *decoded form*: what `decode` will give for that JSON,
-on any later replay. The body must see the decoded form. A value that would not come back as it went in (see
-`likeness`) is refused with a SerializationError, and so is one over the size limit; nothing is changed silently.
+A `Codec` belongs to an annotation. `encode` gives the JSON and the *decoded form*: what `decode` will give for that
+JSON on any later replay. The body must see the decoded form. A value that would not come back as it went in (`likeness`
+says what counts) is refused with a SerializationError, and so is one over the size limit; nothing changes silently.
 
-Scalars take a path without pydantic, values without annotation one with orjson alone. Every JSON text made here survives
-being parsed and written again by orjson: no number is longer than 64 bits, no NaN is a literal.
+Scalars take a path without pydantic, values without annotation one with orjson alone. All JSON made here survives
+being parsed and written again by orjson: no whole number has more than 64 bits, no NaN is a literal.
 
 This is the only module that imports orjson.
 """
 
+import inspect
 import marshal
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import NoneType, UnionType
-from typing import Any, Never, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, Never, NoReturn, TypeVar, Union, get_args, get_origin
 
 import orjson
 import pydantic_core
@@ -29,19 +32,19 @@ from pyrula.workflows.model import MAX_VALUE
 
 __all__ = ["Codec", "Fragment", "JSONDecodeError", "dumps", "encode_message", "loads"]
 
-# orjson then takes exact builtin types only; enums and UUIDs still pass, which `marshal` finds out.
-_STRICT = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS
-_SCALARS = frozenset((str, int, bool, float, NoneType))
-_BARE = (Any, object, None.__class__.__mro__[-1], Never, NoReturn)
-_SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")
-_CONFIG = ConfigDict(ser_json_inf_nan="strings", ser_json_bytes="base64", val_json_bytes="base64")
+# Exact builtin types only. Enums and UUIDs still pass in orjson; `marshal` takes no such object.
+_STRICT: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS
+_SCALARS: Final = frozenset((str, int, bool, float, NoneType))
+_BARE: Final = (Any, object, Never, NoReturn, inspect.Signature.empty)
+_SPECIAL_FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
+_CONFIG: Final = ConfigDict(ser_json_inf_nan="strings", ser_json_bytes="base64", val_json_bytes="base64")
 
 _orjson_dumps = orjson.dumps
 _marshal_dumps = marshal.dumps
 
 loads = orjson.loads
-"""JSON to plain values. Raises JSONDecodeError, a ValueError. Whole numbers over 64 bits become floats."""
+"""JSON to plain values. Raises JSONDecodeError, a ValueError. Whole numbers of more than 64 bits become floats."""
 
 
 def dumps(value: Any) -> bytes:
@@ -52,13 +55,16 @@ def dumps(value: Any) -> bytes:
         raise SerializationError(f"the value can't be written as JSON: {error}") from error
 
 
-def encode_message(value: Any, what: str, limit: int | None = None) -> bytes:
-    """The JSON of a value that leaves Pyrula and is not read back: models, dataclasses and dates in their usual form."""
+def encode_message(value: Any, what: str, limit: int | None = None, *, sort_keys: bool = False) -> bytes:
+    """The JSON of a value that leaves Pyrula and isn't read back, so that types needn't survive.
+
+    Models are written as their `model_dump_json()`, dataclasses, dates, UUIDs, enums, Decimals in their usual form.
+    """
     try:
         if isinstance(value, BaseModel):
             data = value.model_dump_json().encode()
         else:
-            data = _orjson_dumps(value, _as_usual)
+            data = _orjson_dumps(value, _usual_form, orjson.OPT_SORT_KEYS if sort_keys else 0)
             if b"null" in data:
                 _refuse_special_floats(value)
     except Exception as error:
@@ -68,24 +74,29 @@ def encode_message(value: Any, what: str, limit: int | None = None) -> bytes:
     return data
 
 
-def _as_usual(value: Any) -> Any:
+def _usual_form(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return Fragment(value.model_dump_json())
     return pydantic_core.to_jsonable_python(value)
 
 
 def _refuse_special_floats(value: Any) -> None:
+    """orjson writes them as null."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value!r} has no form in JSON")
     if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
+        items = list(value.values())
+    elif is_dataclass(value):
+        items = [getattr(value, field.name, None) for field in fields(value)]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        items = list(value)
+    else:
         return
-    for item in value:
+    for item in items:
         _refuse_special_floats(item)
 
 
-class Codec:
+class Codec(ABC):
     """JSON for the values of one annotation.
 
     >>> codec = Codec.of(tuple[int, str])
@@ -102,27 +113,30 @@ class Codec:
 
     @staticmethod
     def of(annotation: Any = Any) -> "Codec":
-        """The codec of an annotation (one object for equal ones). ConfigurationError if values of it have no JSON form."""
+        """The codec of a resolved annotation, the same object for the same one.
+
+        ConfigurationError if values of it have no form in JSON.
+        """
         try:
-            # int | str == str | int, but a union is decoded in its order.
+            # By text too: int | str equals str | int, but pydantic tries the members in their order.
             return _cached_codec(annotation, repr(annotation))
         except TypeError:  # not hashable
             return _make_codec(annotation)
 
+    @abstractmethod
     def encode(self, value: Any, what: str, limit: int = MAX_VALUE) -> tuple[bytes, Any]:
-        """The JSON and the decoded form. `what` names the value in errors: "step `charge`"."""
-        raise NotImplementedError
+        """The JSON and the decoded form. SerializationError; `what` names the value there: "step `charge`"."""
 
+    @abstractmethod
     def decode(self, data: bytes, what: str = "the stored value") -> Any:
-        """The value of a JSON text that `encode` made. SerializationError for any other text."""
-        raise NotImplementedError
+        """The value of a JSON text that `encode` made. SerializationError for texts that can't be one."""
 
     def __repr__(self) -> str:
-        return f"Codec.of({self.annotation!r})"
+        return f"Codec.of({_text(self.annotation)})"
 
 
 class _BareCodec(Codec):
-    """No annotation, or one that says no more than `dict` or `list`: the decoded form is what the JSON says."""
+    """No annotation, or one that says no more than dict or list: the decoded form is what the JSON says."""
 
     __slots__ = ("_kind",)
 
@@ -135,31 +149,30 @@ class _BareCodec(Codec):
         if self._kind is not None and kind is not self._kind:
             raise _misfit(what, value, self.annotation)
         if kind is str and len(value) > limit:
-            raise _too_large(what, len(value), limit)
+            raise _too_large(what, len(value) + 2, limit)
         try:
             data = _orjson_dumps(value, None, _STRICT)
             if kind is str or kind is int or kind is bool or value is None:
                 decoded = value
             else:
-                image = _marshal_dumps(value, 2)
+                image = _marshal_dumps(value, 2)  # version 2 has no references: equal values, equal bytes
                 decoded = loads(data)
-                # Only a NaN or infinity becomes another value here, and that is null.
+                # Of the types that pass both, only a NaN or infinity is written as something else: null.
                 if b"null" in data and _marshal_dumps(decoded, 2) != image:
-                    data, decoded = self._by_walk(value, what)
+                    data, decoded = self._encode_by_walk(value, what)
         except (TypeError, ValueError):
-            data, decoded = self._by_walk(value, what)
+            data, decoded = self._encode_by_walk(value, what)
         if len(data) > limit:
             raise _too_large(what, len(data), limit)
         return data, decoded
 
-    def _by_walk(self, value: Any, what: str) -> tuple[bytes, Any]:
+    def _encode_by_walk(self, value: Any, what: str) -> tuple[bytes, Any]:
         try:
             data = _orjson_dumps(plain(value), None, _STRICT)
             return data, loads(data)
         except NotPlain as error:
-            advice = "annotate what it returns" if what.startswith("step ") else "annotate it"
             raise SerializationError(
-                f"{what}: without an annotation that says its type, JSON can't hold the value: it has {error}; {advice}"
+                f"{what}: JSON can't hold {error} unchanged; declare the value's type by an annotation"
             ) from error
         except (TypeError, ValueError, RecursionError) as error:
             raise _not_json(what, error) from error
@@ -175,7 +188,11 @@ class _BareCodec(Codec):
 
 
 class _ScalarCodec(Codec):
-    """str, int, bool, float, None and unions of them: a value is its own decoded form."""
+    """str, int, bool, float, None and unions of them: a value is its own decoded form.
+
+    An int for a float is that float. NaN, infinities and ints of more than 64 bits are written as text, where no
+    str is declared beside them.
+    """
 
     __slots__ = ("_kinds",)
 
@@ -188,9 +205,9 @@ class _ScalarCodec(Codec):
         if kind not in self._kinds:
             if kind is not int or float not in self._kinds:
                 raise _misfit(what, value, self.annotation)
-            value = _as_float(value, what)
+            value = self._as_float(value, what)
         elif kind is str and len(value) > limit:
-            raise _too_large(what, len(value), limit)
+            raise _too_large(what, len(value) + 2, limit)
         elif kind is float and not math.isfinite(value):
             return self._encode_text(_special_name(value), what), value
         try:
@@ -203,9 +220,20 @@ class _ScalarCodec(Codec):
             raise _too_large(what, len(data), limit)
         return data, value
 
+    def _as_float(self, value: int, what: str) -> float:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if number != value:
+            raise SerializationError(f"{what}: the int {_shortened(value)} isn't exact as the declared float")
+        return number
+
     def _encode_text(self, text: str, what: str) -> bytes:
         if str in self._kinds:
-            raise SerializationError(f"{what}: {text} has no form in JSON beside a str; leave str out of the annotation")
+            raise SerializationError(
+                f"{what}: JSON has no number {_shortened(text)}, and as a text it would come back as a str"
+            )
         return _orjson_dumps(text)
 
     def decode(self, data: bytes, what: str = "the stored value") -> Any:
@@ -228,42 +256,45 @@ class _ScalarCodec(Codec):
 class _TypedCodec(Codec):
     """Any other annotation, by pydantic."""
 
-    __slots__ = ("_to_json", "_validate_json")
+    __slots__ = ("_by_name", "_to_json", "_validate_json")
 
     def __init__(self, annotation: Any) -> None:
         super().__init__(annotation)
         adapter = _adapter(annotation)
         self._to_json: Callable[..., bytes] = adapter.serializer.to_json
         self._validate_json: Callable[..., Any] = adapter.validator.validate_json
+        self._by_name = _aliases_differ(adapter.core_schema)
 
     def encode(self, value: Any, what: str, limit: int = MAX_VALUE) -> tuple[bytes, Any]:
         try:
-            # Fields by their names and all of them: a journal outlives aliases and defaults.
-            data = self._to_json(value, by_alias=False, round_trip=True, warnings="error")
+            data = self._to_json(value, by_alias=not self._by_name, round_trip=True, warnings="error")
         except Exception as error:
             raise _not_json(what, error, self.annotation) from error
         if len(data) > limit:
             raise _too_large(what, len(data), limit)
         try:
-            decoded = self._validate_json(data, by_alias=True, by_name=True)
+            decoded = self._decode(data)
             changed = difference(value, decoded)
         except Exception as error:
             raise SerializationError(
                 f"{what}: the value doesn't come back from its JSON as {_text(self.annotation)}: {error}"
             ) from error
+        if changed is None and _LONG_NUMBER.search(data) and not _is_stable(data):
+            changed = " has an int of more than 64 bits; declare it as a Decimal or a str"
         if changed is not None:
             raise SerializationError(
                 f"{what}: the value doesn't come back unchanged as {_text(self.annotation)}: value{changed}"
             )
-        if _LONG_NUMBER.search(data) and (changed := _long_number(loads(data), data)):
-            raise SerializationError(f"{what}: {changed}")
         return data, decoded
 
     def decode(self, data: bytes, what: str = "the stored value") -> Any:
         try:
-            return self._validate_json(data, by_alias=True, by_name=True)
+            return self._decode(data)
         except Exception as error:
             raise SerializationError(f"{what} is no {_text(self.annotation)} in JSON: {error}") from error
+
+    def _decode(self, data: bytes) -> Any:
+        return self._validate_json(data, by_alias=False, by_name=True) if self._by_name else self._validate_json(data)
 
 
 @lru_cache(maxsize=1024)
@@ -272,28 +303,15 @@ def _cached_codec(annotation: Any, text: str) -> Codec:
 
 
 def _make_codec(annotation: Any) -> Codec:
-    if any(annotation is bare for bare in _BARE) or isinstance(annotation, TypeVar):
+    if isinstance(annotation, TypeVar) or any(annotation is bare for bare in _BARE):
         return _BareCodec(annotation)
     if annotation is dict or annotation is list or annotation in (dict[str, Any], list[Any]):
         return _BareCodec(annotation, get_origin(annotation) or annotation)
-    kinds = _scalar_kinds(annotation)
-    if kinds is not None:
-        return _ScalarCodec(annotation, kinds)
-    return _TypedCodec(annotation)
-
-
-def _scalar_kinds(annotation: Any) -> frozenset[type] | None:
     members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    kinds = frozenset(NoneType if member is None else member for member in members if _hashable(member))
-    return kinds if len(kinds) == len(members) and kinds <= _SCALARS else None
-
-
-def _hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
+    kinds = [NoneType if member is None else member for member in members]
+    if all(any(kind is scalar for scalar in _SCALARS) for kind in kinds):
+        return _ScalarCodec(annotation, frozenset(kinds))
+    return _TypedCodec(annotation)
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
@@ -308,14 +326,20 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
         raise ConfigurationError(f"values of {_text(annotation)} have no form in JSON: {error}") from error
 
 
-def _as_float(value: int, what: str) -> float:
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if number != value:
-        raise SerializationError(f"{what}: the int {value} is no float without being rounded")
-    return number
+def _aliases_differ(schema: Any) -> bool:
+    """Whether a field is read under another alias than it is written: then only its name serves for both."""
+    if isinstance(schema, dict):
+        if schema.get("validation_alias") != schema.get("serialization_alias"):
+            return True
+        return any(_aliases_differ(part) for key, part in schema.items() if key != "metadata")
+    if isinstance(schema, (list, tuple)):
+        return any(_aliases_differ(part) for part in schema)
+    return False
+
+
+def _is_stable(data: bytes) -> bool:
+    """Whether orjson reads the numbers as they are; longer ones it rounds to floats."""
+    return _marshal_dumps(pydantic_core.from_json(data), 2) == _marshal_dumps(loads(data), 2)
 
 
 def _special_name(value: float) -> str:
@@ -325,28 +349,33 @@ def _special_name(value: float) -> str:
 def _digits(value: int, what: str) -> str:
     try:
         return str(value)
-    except ValueError as error:
+    except ValueError as error:  # beyond sys.set_int_max_str_digits
         raise _not_json(what, error) from error
 
 
-def _long_number(value: Any, data: bytes) -> str | None:
-    """Looks for a number that orjson would read as a rounded float."""
-    return None if pydantic_core.from_json(data) == value else "it has an int of more than 64 bits; keep it as a str"
-
-
 def _too_large(what: str, size: int, limit: int) -> SerializationError:
+    """A text that is too long by itself isn't encoded first: `size` is the least it can be."""
     return SerializationError(
-        f"{what}: the value is {size:,} bytes as JSON, the limit is {limit:,}; keep it elsewhere and pass a reference"
+        f"{what}: the value has {size:,} bytes as JSON, the limit is {limit:,}; keep it elsewhere and pass a reference"
     )
 
 
 def _misfit(what: str, value: Any, annotation: Any) -> SerializationError:
-    return SerializationError(f"{what}: the value is a {type(value).__qualname__}, not the declared {_text(annotation)}")
+    kind = type(value).__qualname__
+    return SerializationError(f"{what}: the value is a {kind}, not the declared {_text(annotation)}")
 
 
 def _not_json(what: str, error: Exception, annotation: Any = None) -> SerializationError:
     declared = "" if annotation is None else f" as {_text(annotation)}"
     return SerializationError(f"{what}: the value can't be written as JSON{declared}: {error}")
+
+
+def _shortened(value: Any) -> str:
+    try:
+        text = str(value)
+    except ValueError:
+        return "of thousands of digits"
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _text(annotation: Any) -> str:

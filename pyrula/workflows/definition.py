@@ -1,20 +1,26 @@
 """Workflows and steps as declared: a function with its options. A definition knows no worker, store or topic.
 
-Annotations are kept raw and resolved when first needed, so that a module may name types it defines further down; for
-functions defined inside another function the local names are tried at once, since they are gone later.
+Workflows are registered by name for the process, so that a client can stamp a run with their version and policies.
 """
 
 import functools
 import inspect
-import sys
-import typing
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, TypeVar, get_args, get_origin, overload
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+from weakref import WeakValueDictionary
 
+from pyrula.workflows.annotations import (
+    awaited,
+    caller,
+    early_hints,
+    is_async,
+    raw_annotations,
+    resolved_hints,
+    returned_by,
+)
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import Codec
 from pyrula.workflows.errors import ConfigurationError, PolicyKeyWarning
@@ -36,11 +42,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _UNSET: Final[Any] = object()
-_BATCH_PARAMS = ("key", "events", "count")
+_DEFAULT_RETRY: Final = Retry()
+_BATCH_PARAMS: Final = ("key", "events", "count")
 
 
 class Parameter(NamedTuple):
-    """One parameter of a body after ctx. `annotation` is raw: a text under postponed evaluation, Any if there is none."""
+    """One parameter of a body after ctx. `annotation` is as written: Any if there is none."""
 
     name: str
     annotation: Any
@@ -56,6 +63,8 @@ class WorkflowDefinition(Generic[P, R]):
     ...     return f"hello {who}"
     >>> greet.name, greet.version, [parameter.name for parameter in greet.parameters]
     ('greet', '1', ['who'])
+
+    `accepts_extra` says that the body takes `**kwargs`, which `parameters` leaves out.
     """
 
     def __init__(
@@ -69,28 +78,21 @@ class WorkflowDefinition(Generic[P, R]):
         trigger: Collect | Debounce | None = None,
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
-        local_names: dict[str, Any] | None = None,
+        hints: dict[str, Any] | None = None,
     ) -> None:
-        name = getattr(fn, "__name__", None) if name is None else name
-        _check_text(name, "a workflow's name")
-        _check_text(version, f"workflow {name!r}: version")
-        _check_type(concurrency, Limit, f"workflow {name!r}: concurrency")
-        _check_type(rate_limit, Rate, f"workflow {name!r}: rate_limit")
-        _check_type(trigger, (Collect, Debounce), f"workflow {name!r}: trigger")
-        _check_type(retry, Retry, f"workflow {name!r}: retry")
         self.fn = fn
-        self.name: str = name
-        self.version = version
-        self.concurrency = concurrency
-        self.rate_limit = rate_limit
-        self.trigger = trigger
-        self.retry = retry
-        self.timeout = None if timeout is None else to_seconds(timeout, f"workflow {name!r}: timeout", zero=False)
-        self.parameters, self.accepts_extra = _body_parameters(fn, name)
-        self.returns: Any = _raw_annotations(fn).get("return", Any)
-        self._hints = _try_hints(fn, local_names)
-        functools.update_wrapper(self, fn)
-        self._warn_of_unknown_keys()
+        self.name = _checked_text(getattr(fn, "__name__", None) if name is None else name, "a workflow's name")
+        what = f"workflow {self.name!r}"
+        self.version = _checked_text(version, f"{what}: version")
+        self.concurrency = _checked(concurrency, f"{what}: concurrency", Limit)
+        self.rate_limit = _checked(rate_limit, f"{what}: rate_limit", Rate)
+        self.trigger = _checked(trigger, f"{what}: trigger", Collect, Debounce)
+        self.retry = _checked(retry, f"{what}: retry", Retry)
+        self.timeout = _seconds(timeout, f"{what}: timeout")
+        self.parameters, self.accepts_extra = _body_parameters(fn, what)
+        self.returns: Any = raw_annotations(fn).get("return", Any)
+        self._hints = hints
+        functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, ctx: Any, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         return self.fn(ctx, *args, **kwargs)
@@ -99,30 +101,15 @@ class WorkflowDefinition(Generic[P, R]):
         return f"<workflow {self.name!r} version {self.version!r}>"
 
     def hints(self) -> dict[str, Any]:
-        """The annotations, resolved, extras kept. ConfigurationError naming what can't be resolved."""
+        """The annotations by name, resolved, extras kept. ConfigurationError naming what can't be resolved."""
         if self._hints is None:
-            self._hints = _hints(self.fn, f"workflow {self.name!r}")
+            self._hints = resolved_hints(self.fn, f"workflow {self.name!r}")
         return self._hints
 
     @functools.cached_property
     def return_codec(self) -> Codec:
-        """The codec of the body's result. ConfigurationError if the return annotation has no form in JSON."""
-        return _codec_of(self.hints().get("return", Any), f"workflow {self.name!r}")
-
-    def _warn_of_unknown_keys(self) -> None:
-        """The keys of Collect and Debounce are fields of an event, so only those of Limit and Rate can be checked."""
-        if self.accepts_extra:
-            return
-        known = _BATCH_PARAMS if self.trigger is not None else tuple(parameter.name for parameter in self.parameters)
-        for policy in (self.concurrency, self.rate_limit):
-            if policy is not None and isinstance(policy.key, str) and policy.key not in known:
-                hint = "; a triggered run's params are key, events and count" if self.trigger is not None else ""
-                warnings.warn(
-                    f"workflow {self.name!r}: {type(policy).__name__}(key={policy.key!r}) names no parameter of the "
-                    f'body, so all runs would share the bucket ""{hint}',
-                    PolicyKeyWarning,
-                    stacklevel=_outside(),
-                )
+        """The codec of the body's result. ConfigurationError if what it is declared to return has no form in JSON."""
+        return _return_codec(self.hints().get("return", Any), f"workflow {self.name!r}")
 
 
 class StepDefinition(Generic[P, R]):
@@ -144,38 +131,25 @@ class StepDefinition(Generic[P, R]):
         total_timeout: float | timedelta | None = None,
         name: str | None = None,
         inline: bool = False,
-        returns: Any = _UNSET,
+        hints: dict[str, Any] | None = None,
     ) -> None:
-        if not callable(fn):
-            raise ConfigurationError(f"a step must be something to call, not {fn!r}")
-        name = _name_of(fn) if name is None else name
-        _check_text(name, "a step's name")
-        if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
-            raise ConfigurationError(f"step `{name}` is a generator: a step returns one value; return a list instead")
-        _check_type(retry, Retry, f"step `{name}`: retry")
         self.fn = fn
-        self.name: str = name
-        self.retry = Retry() if retry is None else retry
-        self.timeout = None if timeout is None else to_seconds(timeout, f"step `{name}`: timeout", zero=False)
-        self.total_timeout = (
-            None if total_timeout is None else to_seconds(total_timeout, f"step `{name}`: total_timeout", zero=False)
-        )
+        self.name = _name_of(fn) if name is None else _checked_text(name, "a step's name")
+        what = f"step `{self.name}`"
+        _check_step_function(fn, what)
+        self.retry = _DEFAULT_RETRY if retry is None else _checked(retry, f"{what}: retry", Retry)
+        self.timeout = _seconds(timeout, f"{what}: timeout")
+        self.total_timeout = _seconds(total_timeout, f"{what}: total_timeout")
         self.inline = inline
-        self.is_async = _is_async(fn)
-        self._returns = returns
-        functools.update_wrapper(self, fn, updated=())
+        self.is_async = is_async(fn)
+        self._hints = hints
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.fn(*args, **kwargs)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> "StepDefinition[..., R]":
-        """As a method: a definition of the bound function with the same options."""
-        if instance is None:
-            return self
-        bound = StepDefinition[..., R].__new__(StepDefinition)
-        bound.__dict__.update(self.__dict__)
-        bound.fn = self.fn.__get__(instance, owner)  # type: ignore[attr-defined]
-        return bound
+    def __get__(self, instance: object, owner: type | None = None) -> "StepDefinition[..., R]":
+        """As a method: a definition of the bound function, with the same options."""
+        return self if instance is None else self._with(fn=self.fn.__get__(instance, owner))
 
     def __repr__(self) -> str:
         return f"<step `{self.name}`>"
@@ -190,21 +164,40 @@ class StepDefinition(Generic[P, R]):
         inline: bool = _UNSET,
     ) -> "StepDefinition[P, R]":
         """The same function with other options."""
-        return StepDefinition(
-            self.fn,
-            retry=self.retry if retry is _UNSET else retry,
-            timeout=self.timeout if timeout is _UNSET else timeout,
-            total_timeout=self.total_timeout if total_timeout is _UNSET else total_timeout,
-            name=self.name if name is _UNSET else name,
-            inline=self.inline if inline is _UNSET else inline,
-            returns=self._returns,
-        )
+        changes: dict[str, Any] = {}
+        what = f"step `{self.name}`"
+        if retry is not _UNSET:
+            changes["retry"] = _checked(retry, f"{what}: retry", Retry) or _DEFAULT_RETRY
+        if timeout is not _UNSET:
+            changes["timeout"] = _seconds(timeout, f"{what}: timeout")
+        if total_timeout is not _UNSET:
+            changes["total_timeout"] = _seconds(total_timeout, f"{what}: total_timeout")
+        if name is not _UNSET:
+            changes["name"] = _checked_text(name, "a step's name")
+        if inline is not _UNSET:
+            changes["inline"] = inline
+        return self._with(**changes)
 
     @functools.cached_property
     def return_codec(self) -> Codec:
-        """The codec of what the step gives (of an async function: awaited). ConfigurationError if it can't be made."""
-        returns = _returned_by(self.fn, f"step `{self.name}`") if self._returns is _UNSET else self._returns
-        return _codec_of(returns, f"step `{self.name}`")
+        """The codec of what a call gives, awaited. ConfigurationError if that has no form in JSON."""
+        what = f"step `{self.name}`"
+        if self._hints is None:
+            return _return_codec(returned_by(self.fn, what), what)
+        return _return_codec(awaited(self.fn, self._hints.get("return", Any)), what)
+
+    def _with(self, **changes: Any) -> "StepDefinition[P, R]":
+        other: StepDefinition[P, R] = StepDefinition.__new__(StepDefinition)
+        other.__dict__.update(self.__dict__, **changes)
+        return other
+
+
+class _WorkflowDecorator(Protocol):
+    def __call__(self, fn: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> WorkflowDefinition[P, R]: ...
+
+
+class _StepDecorator(Protocol):
+    def __call__(self, fn: Callable[P, R], /) -> StepDefinition[P, R]: ...
 
 
 @overload
@@ -221,27 +214,25 @@ def workflow(
     trigger: Collect | Debounce | None = None,
     retry: Retry | None = None,
     timeout: float | timedelta | None = None,
-) -> "_WorkflowDecorator": ...
+) -> _WorkflowDecorator: ...
 
 
 def workflow(fn: Any = None, /, **options: Any) -> Any:
     """Declares an async function as a workflow: `@workflow(name="charge_order")`. The name defaults to the function's.
 
-    A workflow's first parameter is ctx; the others are its params. The definition is registered by name for this
+    The first parameter is ctx, the others are the run's params, passed by name. The definition is registered for this
     process: the same name from another module is a ConfigurationError, from the same one it replaces (a reload).
     """
-    local_names = _local_names(sys._getframe(1))
+    declared_in = caller()
 
     def declare(fn: Any) -> WorkflowDefinition[Any, Any]:
-        definition: WorkflowDefinition[Any, Any] = WorkflowDefinition(fn, **options, local_names=local_names)
+        hints = early_hints(fn, declared_in)
+        definition: WorkflowDefinition[Any, Any] = WorkflowDefinition(fn, **options, hints=hints)
+        _warn_of_unknown_keys(definition)
         _register(definition)
         return definition
 
     return declare if fn is None else declare(fn)
-
-
-class _WorkflowDecorator(typing.Protocol):
-    def __call__(self, fn: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> WorkflowDefinition[P, R]: ...
 
 
 @overload
@@ -256,45 +247,44 @@ def step(
     total_timeout: float | timedelta | None = None,
     name: str | None = None,
     inline: bool = False,
-) -> "_StepDecorator": ...
+) -> _StepDecorator: ...
 
 
 def step(fn: Any = None, /, **options: Any) -> Any:
     """Declares how a function runs as a step: `@step(retry=Retry(max_attempts=5), timeout=10)`, or plain `@step`.
 
-    `timeout` is per attempt, `total_timeout` for all attempts and the delays between them, both in seconds.
-    `inline=True` runs a sync function on the event loop instead of a thread.
+    `timeout` is for each attempt, `total_timeout` for all attempts and the delays between them, both in seconds.
+    `inline=True` runs a sync function on the event loop instead of a thread of its own.
     """
-    local_names = _local_names(sys._getframe(1))
+    declared_in = caller()
 
     def declare(fn: Any) -> StepDefinition[Any, Any]:
-        hints = _try_hints(fn, local_names)
-        returns = _UNSET if hints is None else _awaited(fn, hints.get("return", Any))
-        return StepDefinition(fn, **options, returns=returns)
+        definition: StepDefinition[Any, Any] = StepDefinition(fn, **options, hints=early_hints(fn, declared_in))
+        functools.update_wrapper(definition, fn, updated=())
+        return definition
 
     return declare if fn is None else declare(fn)
 
 
-class _StepDecorator(typing.Protocol):
-    def __call__(self, fn: Callable[P, R], /) -> StepDefinition[P, R]: ...
-
-
-_steps: "WeakKeyDictionary[Any, StepDefinition[Any, Any]]" = WeakKeyDictionary()
-_definitions: "dict[str, WorkflowDefinition[Any, Any]]" = {}
+_steps: dict[Any, StepDefinition[Any, Any]] = {}
+_definitions: dict[str, WorkflowDefinition[Any, Any]] = {}
 _local_definitions: "WeakValueDictionary[str, WorkflowDefinition[Any, Any]]" = WeakValueDictionary()
 
 
 def step_of(fn: Callable[P, R]) -> StepDefinition[P, R]:
-    """The definition of anything that can be called; for a plain function the same one each time."""
+    """The definition of anything that can be called; for a function of a module the same one each time."""
     if type(fn) is StepDefinition:
         return fn
-    try:
-        return _steps[fn]
-    except KeyError:
-        _steps[fn] = definition = StepDefinition(fn)
+    kind = type(fn)
+    if kind is FunctionType or kind is BuiltinFunctionType or kind is type:
+        if fn in _steps:
+            return _steps[fn]
+        definition = StepDefinition(fn)
+        # One made in a body, a lambda or a bound method, lives for a run; kept here, it would stay for ever.
+        if "<locals>" not in fn.__qualname__ and "<lambda>" not in fn.__qualname__:
+            _steps[fn] = definition
         return definition
-    except TypeError:  # not hashable, or takes no weak reference
-        return StepDefinition(fn)
+    return StepDefinition(fn)
 
 
 def find_definition(name: str) -> WorkflowDefinition[Any, Any] | None:
@@ -309,44 +299,76 @@ def registered_definitions() -> dict[str, WorkflowDefinition[Any, Any]]:
 
 def _register(definition: WorkflowDefinition[Any, Any]) -> None:
     name, fn = definition.name, definition.fn
-    if "<locals>" in getattr(fn, "__qualname__", ""):
+    if "<locals>" in fn.__qualname__:
         # Made by a function that may run often, a test or a factory: the latest counts, for as long as it lives.
         _local_definitions[name] = definition
         return
     known = _definitions.get(name)
     if known is not None and not _same_module(known.fn, fn):
         raise ConfigurationError(
-            f"workflow {name!r} is defined in {fn.__module__} and in {known.fn.__module__}; give one another name"
+            f"workflow {name!r} is defined in {fn.__module__} and in {known.fn.__module__}: give one another name"
         )
     _definitions[name] = definition
 
 
 def _same_module(one: Any, two: Any) -> bool:
-    # By file as well: `python -m app` runs a file as __main__ that others import as app.
+    # By file as well: `python -m app` runs as __main__ a file that others import as app.
     return bool(one.__module__ == two.__module__ or one.__code__.co_filename == two.__code__.co_filename)
 
 
-def _body_parameters(fn: Any, name: str) -> tuple[tuple[Parameter, ...], bool]:
-    if inspect.isasyncgenfunction(fn):
-        raise ConfigurationError(f"workflow {name!r} is an async generator: a body returns its result, it can't yield")
-    if not inspect.iscoroutinefunction(fn):
-        raise ConfigurationError(f"workflow {name!r} must be an `async def` function, not {fn!r}")
-    first, *others = list(inspect.signature(fn).parameters.values()) or [None]
-    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-        raise ConfigurationError(f"workflow {name!r} must take ctx as its first parameter")
-    parameters = []
-    for parameter in others:
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
-            raise ConfigurationError(
-                f"workflow {name!r}: params are passed by name, which the parameter {parameter} doesn't allow"
+def _warn_of_unknown_keys(definition: WorkflowDefinition[Any, Any]) -> None:
+    """The keys of Collect and Debounce are fields of an event, so only those of Limit and Rate can be checked."""
+    triggered = definition.trigger is not None
+    known = _BATCH_PARAMS if triggered else tuple(parameter.name for parameter in definition.parameters)
+    for policy in (definition.concurrency, definition.rate_limit):
+        if policy is None or not isinstance(policy.key, str) or policy.key in known:
+            continue
+        if triggered or not definition.accepts_extra:
+            hint = "; the params of a triggered run are key, events and count" if triggered else ""
+            warnings.warn(
+                f"workflow {definition.name!r}: {type(policy).__name__}(key={policy.key!r}) names no parameter of the "
+                f'body, so that all runs share the bucket ""{hint}',
+                PolicyKeyWarning,
+                stacklevel=_level_outside(),
             )
-        if parameter.kind is not parameter.VAR_KEYWORD:
-            annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
-            default = parameter.default is not parameter.empty
-            keyword_only = parameter.kind is parameter.KEYWORD_ONLY
-            parameters.append(Parameter(parameter.name, annotation, default, keyword_only))
-    accepts_extra = any(parameter.kind is parameter.VAR_KEYWORD for parameter in others)
+
+
+def _level_outside() -> int:
+    """The stack level, for a warning of the caller's, of the first frame that isn't this module's."""
+    level, frame = 1, caller()
+    while frame is not None and frame.f_globals is globals():
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _body_parameters(fn: Any, what: str) -> tuple[tuple[Parameter, ...], bool]:
+    if inspect.isasyncgenfunction(fn):
+        raise ConfigurationError(f"{what} is an async generator: a body returns its result and can't yield")
+    if not inspect.iscoroutinefunction(fn):
+        raise ConfigurationError(f"{what} must be an `async def` function, not {fn!r}")
+    listed = list(inspect.signature(fn).parameters.values())
+    if not listed or listed[0].kind not in (listed[0].POSITIONAL_ONLY, listed[0].POSITIONAL_OR_KEYWORD):
+        raise ConfigurationError(f"{what} must take ctx as its first parameter")
+    parameters, accepts_extra = [], False
+    for each in listed[1:]:
+        if each.kind is each.VAR_KEYWORD:
+            accepts_extra = True
+        elif each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL):
+            raise ConfigurationError(f"{what}: params are passed by name, which `{each}` doesn't allow")
+        else:
+            annotation = Any if each.annotation is each.empty else each.annotation
+            has_default = each.default is not each.empty
+            parameters.append(Parameter(each.name, annotation, has_default, each.kind is each.KEYWORD_ONLY))
     return tuple(parameters), accepts_extra
+
+
+def _check_step_function(fn: object, what: str) -> None:
+    if isinstance(fn, WorkflowDefinition):
+        raise ConfigurationError(f"{what} is a workflow, not a step")
+    if not callable(fn):
+        raise ConfigurationError(f"{what}: a step must be something to call, not {fn!r}")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise ConfigurationError(f"{what} is a generator: a step gives one value, so let it return a list")
 
 
 def _name_of(fn: Any) -> str:
@@ -355,86 +377,24 @@ def _name_of(fn: Any) -> str:
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
 
-def _is_async(fn: Any) -> bool:
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))
-
-
-def _raw_annotations(fn: Any) -> dict[str, Any]:
-    return getattr(fn, "__annotations__", None) or {}
-
-
-def _local_names(frame: Any) -> dict[str, Any] | None:
-    """What a function defined here can name beside globals. Only where annotations may be texts that need it."""
-    return None if frame.f_locals is frame.f_globals else frame.f_locals
-
-
-def _try_hints(fn: Any, local_names: dict[str, Any] | None) -> dict[str, Any] | None:
-    if local_names is None:
-        return None
-    try:
-        return typing.get_type_hints(fn, localns=local_names, include_extras=True)
-    except Exception:
-        return None  # perhaps defined later; resolved, or reported, when needed
-
-
-def _hints(fn: Any, what: str) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(fn, include_extras=True)
-    except NameError as error:
-        raise ConfigurationError(
-            f"{what}: an annotation names {error.name!r}, which can't be resolved; it must be a global name of its module, "
-            "imported at run time"
-        ) from error
-    except Exception as error:
-        raise ConfigurationError(f"{what}: its annotations can't be resolved: {error}") from error
-
-
-def _returned_by(fn: Any, what: str) -> Any:
-    """The annotation of what a call gives, awaited. Other annotations needn't be resolvable."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    if isinstance(fn, type):
-        return fn
-    function = inspect.unwrap(fn)
-    if "return" not in _raw_annotations(function):
-        function = getattr(type(fn), "__call__", fn)
-    raw = _raw_annotations(function).get("return", Any)
-    if isinstance(raw, str):
-        function = getattr(function, "__func__", function)
-        holder = SimpleNamespace(__annotations__={"return": raw}, __globals__=getattr(function, "__globals__", {}))
-        raw = _hints(holder, what)["return"]
-    return _awaited(fn, raw)
-
-
-def _awaited(fn: Any, returns: Any) -> Any:
-    """A function that isn't async but gives an awaitable counts as async: what it declares is what awaiting gives."""
-    origin = get_origin(returns)
-    if not _is_async(fn) and isinstance(origin, type) and issubclass(origin, Awaitable):
-        return get_args(returns)[-1]
-    return returns
-
-
-def _codec_of(annotation: Any, what: str) -> Codec:
+def _return_codec(annotation: Any, what: str) -> Codec:
     try:
         return Codec.of(annotation)
     except ConfigurationError as error:
         raise ConfigurationError(f"{what}: its return annotation: {error}") from error
 
 
-def _check_text(value: object, what: str) -> None:
+def _checked_text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{what} must be a text that isn't empty, not {value!r}")
+    return value
 
 
-def _check_type(value: object, kind: type | tuple[type, ...], what: str) -> None:
-    if value is not None and not isinstance(value, kind):
-        names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
-        raise ConfigurationError(f"{what} must be a {names}, not {value!r}")
+def _checked(value: R, what: str, *kinds: type) -> R:
+    if value is not None and not isinstance(value, kinds):
+        raise ConfigurationError(f"{what} must be a {' or '.join(kind.__name__ for kind in kinds)}, not {value!r}")
+    return value
 
 
-def _outside() -> int:
-    """The stack level, for a warning, of the first frame that isn't this module's."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals is globals():
-        level, frame = level + 1, frame.f_back
-    return level
+def _seconds(duration: float | timedelta | None, what: str) -> float | None:
+    return None if duration is None else to_seconds(duration, what, zero=False)

@@ -55,7 +55,7 @@ class SerializationError(PyrulaError):
 class NonDeterminismError(PyrulaError):
     """The body asked for an operation other than the one its journal has at this point.
 
-    The run is paused, not failed: deploy code that fits the journal, or guard the change with `ctx.patched("change-id")`.
+    The run is paused, not failed: deploy code that fits the journal, or guard a change with `ctx.patched("change-id")`.
     """
 
 
@@ -82,7 +82,8 @@ class StepError(PyrulaError):
         self.trace = trace
         self.timed_out = timed_out
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        super().__init__(f"step `{step}` failed after {times}: {error_type}: {message}")
+        cause = f"{error_type}: {message}" if message else error_type
+        super().__init__(f"step `{step}` failed after {times}: {cause}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # BaseException would rebuild it from the one text in `args`.

@@ -33,27 +33,27 @@ def plain(value: Any, path: str = "") -> Any:
     kind = type(value)
     if kind in _EXACT and kind is not bytes:
         if kind is int and value not in _INT_RANGE:
-            raise NotPlain(f"{_at(path)}an int of more than 64 bits")
+            raise NotPlain(f"an int of more than 64 bits{_at(path)}")
         return value
     if kind is float:
         if not math.isfinite(value):
-            raise NotPlain(f"{_at(path)}{value!r}, which JSON can't express")
+            raise NotPlain(f"{value!r}{_at(path)}")
         return value
     if kind is list or kind is tuple:
         return [plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
     if kind is dict:
         return _plain_dict(value, path)
-    raise NotPlain(f"{_at(path)}a {_name(kind)}")
+    raise NotPlain(f"a {_name(kind)}{_at(path)}")
 
 
 def _plain_dict(value: dict[Any, Any], path: str) -> dict[str, Any]:
     form: dict[str, Any] = {}
     for key, item in value.items():
         if type(key) is not str and type(key) is not int:
-            raise NotPlain(f"{_at(path)}a key of type {_name(type(key))}")
+            raise NotPlain(f"a key of type {_name(type(key))}{_at(path)}")
         text = str(key)
         if text in form:
-            raise NotPlain(f"{_at(path)}the keys {text!r} and {int(text)}, which are one key in JSON")
+            raise NotPlain(f"the keys {text!r} and {text}, one key there,{_at(path)}")
         form[text] = plain(item, f"{path}[{key!r}]")
     return form
 
@@ -87,7 +87,7 @@ def _difference_of_types(before: Any, after: Any) -> str | None:
         return _difference_of_items(before, after)
     if kind is int and other is float and before == after:
         return None
-    if isinstance(before, BaseModel) and other.__pydantic_generic_metadata__["origin"] is kind:
+    if isinstance(before, BaseModel) and isinstance(after, kind) and _origin(other) is kind:
         return _difference_of_models(before, after)  # Box(...) declared as Box[int]
     return f": a {_name(kind)} comes back as a {_name(other)}"
 
@@ -105,16 +105,25 @@ def _difference_of_items(before: Any, after: Any) -> str | None:
 def _difference_of_dicts(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str | None:
     if len(before) != len(after):
         return f": {len(before)} keys come back as {len(after)}"
+    if any(type(one) is not type(two) or one != two for one, two in zip(before, after, strict=True)):
+        return _difference_of_keys(before, after)
+    for key, item in before.items():
+        found = difference(item, after[key])
+        if found is not None:
+            return f"[{key!r}]{found}"
+    return None
+
+
+def _difference_of_keys(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str | None:
+    """For dicts whose order or types of keys changed."""
     keys = {(type(key), key): key for key in after}
     for key, item in before.items():
-        if (type(key), key) in keys:
-            found = difference(item, after[key])
-        elif type(key) is int and (str, str(key)) in keys:
-            found = difference(item, after[str(key)])
-        elif key in after and difference(key, next(other for other in after if other == key)) is None:
-            found = difference(item, after[key])
-        else:
-            return f": the key {key!r} of type {_name(type(key))} comes back as another"
+        # an int where a float is declared, or where nothing is
+        others = ((float, key), (str, str(key))) if type(key) is int else ()
+        match = next((each for each in ((type(key), key), *others) if each in keys), None)
+        if match is None:
+            return f": the key {_short(key)}, a {_name(type(key))}, comes back as another"
+        found = difference(item, after[keys[match]])
         if found is not None:
             return f"[{key!r}]{found}"
     return None
@@ -156,6 +165,11 @@ def _difference_of_others(before: Any, after: Any) -> str | None:
     return None if same else _changed(before, after)
 
 
+def _origin(kind: type[BaseModel]) -> type | None:
+    origin: type | None = kind.__pydantic_generic_metadata__["origin"]
+    return origin
+
+
 def _changed(before: Any, after: Any) -> str:
     return f": {_short(before)} comes back as {_short(after)}"
 
@@ -170,4 +184,4 @@ def _name(kind: type) -> str:
 
 
 def _at(path: str) -> str:
-    return f"at {path} " if path else ""
+    return f" at {path}" if path else ""

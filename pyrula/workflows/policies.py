@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
+from pyrula.workflows.annotations import is_async
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import encode_message
 from pyrula.workflows.errors import ConfigurationError, NonDeterminismError, SerializationError, StepError
@@ -124,10 +125,10 @@ class Retry:
         object.__setattr__(self, "non_retryable", _exception_types(self.non_retryable))
 
     def delay(self, attempt: int, rnd: float) -> float:
-        """Seconds between failed attempt number `attempt` (from 1) and the next; `rnd` in [0, 1) is the jitter's luck."""
-        initial, most = to_seconds(self.initial, "initial"), to_seconds(self.max_delay, "max_delay")
+        """Seconds between failed attempt number `attempt` (from 1) and the next; `rnd`, in [0, 1), is the jitter's."""
+        most = _plain_seconds(self.max_delay)
         try:
-            delay = min(initial * self.factor ** (attempt - 1), most)
+            delay = min(_plain_seconds(self.initial) * self.factor ** (attempt - 1), most)
         except OverflowError:
             delay = most
         return delay * (1 - self.jitter * rnd)
@@ -152,28 +153,23 @@ class Retry:
 
 
 def resolve_key(policy: Policy, params: Mapping[str, Any], workflow: str) -> str:
-    """The policy's key for these params (an event's fields for Collect and Debounce). Raises ValueError."""
+    """The policy's key for these params, for Collect and Debounce those of an event. ValueError naming the workflow."""
+    what = f"workflow {workflow!r}: the key of {type(policy).__name__}"
     key = policy.key
-    if isinstance(key, str):
-        value = params.get(key)
-    else:
-        try:
-            value = key(dict(params))
-        except Exception as error:
-            raise ValueError(
-                f"workflow {workflow!r}: the key of {type(policy).__name__} failed for these params: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-    if value is None:
-        return ""
-    if isinstance(value, (dict, list, tuple)):
-        return encode_message(value, f"workflow {workflow!r}: the key of {type(policy).__name__}").decode()
-    return str(value)
+    try:
+        value = params.get(key) if isinstance(key, str) else key(dict(params))
+        if isinstance(value, (dict, list, tuple)):
+            return encode_message(value, what, sort_keys=True).decode()
+    except Exception as error:
+        raise ValueError(f"{what} failed for these params: {type(error).__name__}: {error}") from error
+    return "" if value is None else str(value)
 
 
 def _check_key(key: object, policy: str) -> None:
     if not callable(key) and (not isinstance(key, str) or not key):
-        raise ConfigurationError(f"{policy}(key=...) must be a parameter's name or a function of the params, not {key!r}")
+        raise ConfigurationError(f"{policy}(key=...) must be a parameter name or a function of the params, not {key!r}")
+    if callable(key) and is_async(key):
+        raise ConfigurationError(f"{policy}(key=...) must be a plain function, not an async one: {key!r}")
 
 
 def _check_count(value: object, what: str) -> None:
@@ -182,9 +178,13 @@ def _check_count(value: object, what: str) -> None:
 
 
 def _check_number(value: object, what: str, *, least: float, above: bool = False) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < least or (above and value == least):  # type: ignore[operator]
-        raise ConfigurationError(f"{what} must be a finite number {'above' if above else 'from'} {least}, not {value!r}")
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or number < least or (above and number == least):
+        bound = "above" if above else "from"
+        raise ConfigurationError(f"{what} must be a finite number {bound} {least}, not {value!r}")
 
 
 def _exception_types(kinds: object) -> tuple[type[BaseException], ...]:
@@ -196,4 +196,9 @@ def _exception_types(kinds: object) -> tuple[type[BaseException], ...]:
 
 
 def _names(kind: type) -> tuple[str, str, str]:
+    """The forms in which a StepError may carry the type of its error."""
     return kind.__name__, kind.__qualname__, f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _plain_seconds(duration: float | timedelta) -> float:
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration
