@@ -93,6 +93,10 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
+    def wait(self, timeout: float) -> int:
+        """The exit status; negative is the signal. subprocess.TimeoutExpired if it goes on."""
+        return self._process.wait(timeout)
+
     def stop(self, timeout: float) -> None:
         """SIGTERM, and SIGKILL if that takes longer than the time given."""
         if self.running:
