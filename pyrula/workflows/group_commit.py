@@ -273,10 +273,11 @@ class GroupCommit:
         """Writes until every batch is written or its flush has failed."""
         delay = _FIRST_DELAY
         while part := [item for item in part if not self._dropped(*item)]:
+            began = self._clock.monotonic()
             part, trouble = await self._attempt(part)
             if trouble is None:
                 break
-            self._out(trouble)
+            self._out(trouble, began)
             await self._sleep(delay * random.uniform(0.8, 1.2))
             delay = min(delay * 2, _LAST_DELAY)
         self._over()
@@ -309,10 +310,10 @@ class GroupCommit:
                 flush.queue.fail(answer)
         return [item for item in part if item[0] in again], trouble
 
-    def _out(self, error: StoreUnavailable) -> None:
+    def _out(self, error: StoreUnavailable, began: float) -> None:
         self.outage_error = error
         if self.outage is None:
-            self.outage = self._clock.monotonic()
+            self.outage = began
             logger.warning("the journal can't be written; it is kept here and tried again: %s", error)
         if self._on_outage is not None:
             self._on_outage(self.outage, error)

@@ -5,6 +5,7 @@ users never stands in a key as it is: a namespace is checked, a source's id is h
 """
 
 import re
+from functools import lru_cache
 
 from pyrula.workflows.errors import ConfigurationError
 
@@ -35,11 +36,10 @@ def metadata_key(namespace: str) -> bytes:
     return b"{%b}meta" % namespace.encode()
 
 
-def source_key(namespace: str, shards: int, source: bytes) -> bytes:
-    """Hash: token, claimant, below and the rest of a source's state, and one field ``b<bucket>`` a live bucket."""
-    return b"{%b:%d}p:%b" % (namespace.encode(), shard_of(source, shards), source.hex().encode())
-
-
-def journal_prefix(namespace: str, shards: int, source: bytes) -> bytes:
-    """What every bucket's key begins with; the bucket's number in decimal follows."""
-    return b"{%b:%d}j:%b:" % (namespace.encode(), shard_of(source, shards), source.hex().encode())
+@lru_cache(maxsize=4096)
+def source_keys(namespace: str, shards: int, source: bytes) -> tuple[bytes, bytes]:
+    """The source's hash (its state, and one field ``b<bucket>`` a live bucket), and what the key of each bucket of its
+    journal begins with: the bucket's number in decimal follows."""
+    tag = b"{%b:%d}" % (namespace.encode(), shard_of(source, shards))
+    pid = source.hex().encode()
+    return b"%bp:%b" % (tag, pid), b"%bj:%b:" % (tag, pid)

@@ -11,9 +11,7 @@ import ssl
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
-from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -26,60 +24,13 @@ from redis.exceptions import (
 )
 
 from pyrula.workflows.errors import ConfigurationError, PyrulaError, StoreError, StoreUnavailable
+from pyrula.workflows.store.valkey.address import Address
 
-_SCHEMES = {"valkey": "redis", "redis": "redis", "valkeys": "rediss", "rediss": "rediss", "unix": "unix"}
-_OPTIONS = {"db", "username", "password"}
 _PASSING = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF", "UNKILLABLE")
 
 
-class Address:
-    """Where the server is. Its text leaves the password out."""
-
-    __slots__ = ("_arguments", "_class", "text")
-
-    def __init__(self, url: str) -> None:
-        # a password with an unescaped '/' or '@' may end up in any part of a wrongly split URL, so no part is shown
-        wrong = "expected valkey://user:password@host:port/db (or redis, valkeys, rediss, unix:///path?db=0)"
-        try:
-            scheme, separator, rest = url.partition("://")
-            parts = urlsplit(url)
-            if not separator or scheme not in _SCHEMES:
-                raise ValueError
-            arguments: dict[str, Any] = dict(parse_url(f"{_SCHEMES[scheme]}://{rest}"))
-            _ = parts.port
-            path = parts.path.strip("/")
-            if scheme == "unix":
-                if not path:
-                    raise ValueError
-            elif not parts.hostname or (path and not path.isdigit()) or parts.fragment:
-                raise ValueError
-        except (ValueError, AttributeError):
-            raise ConfigurationError(f"the store's URL can't be read: {wrong}") from None
-        for option in parse_qs(parts.query, keep_blank_values=True):
-            if option not in _OPTIONS and not (option.startswith("ssl_") and _SCHEMES[scheme] == "rediss"):
-                raise ConfigurationError(f"the store's URL has an option that isn't known for {scheme}: {option!r:.40}")
-        default = {"redis": Connection, "rediss": SSLConnection, "unix": UnixDomainSocketConnection}
-        self._class: Any = arguments.pop("connection_class", default[_SCHEMES[scheme]])
-        self._arguments = arguments
-        database = arguments.get("db", 0)
-        if scheme == "unix":
-            self.text = f"unix://{arguments['path']}?db={database}"
-        else:
-            self.text = f"{scheme}://{arguments['host']}:{arguments.get('port', 6379)}/{database}"
-
-    def __repr__(self) -> str:
-        return f"Address({self.text!r})"
-
-    def connection(self, connect_timeout: float) -> Any:
-        # no timeout of redis-py's around reads and writes: it would make a task for every write
-        return self._class(
-            **self._arguments,
-            protocol=2,
-            decode_responses=False,
-            socket_timeout=None,
-            socket_connect_timeout=connect_timeout,
-            health_check_interval=0,
-        )
+class StoreFull(StoreUnavailable):
+    """The server is at its memory limit: no use in trying again at once."""
 
 
 class Meaning(Enum):
@@ -88,7 +39,7 @@ class Meaning(Enum):
     LOAD = "the script isn't in the server's cache: load it and send again"
     WAIT = "it will pass: send again later"
     MOVED = "the server is a replica now: connect anew and send again later"
-    FULL = "no memory left: tell at once, send again later"
+    FULL = "no memory left: only a person can help, but sending again may work then"
     SETTINGS = "only a person can put it right"
     REFUSED = "sending again would not help"
 
@@ -164,7 +115,7 @@ class Link:
             case Meaning.SETTINGS:
                 return ConfigurationError(f"{where} refuses the connection's user or password: {error}")
             case Meaning.FULL:
-                return StoreUnavailable(f"{where} is at its memory limit and refuses writes; raise maxmemory: {error}")
+                return StoreFull(f"{where} is at its memory limit and refuses writes; raise maxmemory: {error}")
             case Meaning.MOVED:
                 return StoreUnavailable(f"{where} is a read-only replica: {error}")
             case Meaning.REFUSED:
@@ -172,8 +123,9 @@ class Link:
             case _:
                 return StoreUnavailable(f"{where} can't be reached: {error}")
 
-    async def drop(self) -> None:
+    async def drop(self, *, wait: bool = False) -> None:
+        """Close; ``wait`` until the socket is gone. The next exchange connects anew."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(RedisError, OSError):
-                await connection.disconnect(nowait=True)
+                await connection.disconnect(nowait=not wait)

@@ -1,0 +1,75 @@
+"""The store's URL: where the server is and how to get in. No I/O; the password is in nothing that is ever shown."""
+
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.exceptions import RedisError
+
+from pyrula.workflows.errors import ConfigurationError
+
+_SCHEMES = {"valkey": "redis", "redis": "redis", "valkeys": "rediss", "rediss": "rediss", "unix": "unix"}
+_CLASSES: dict[str, Any] = {"redis": Connection, "rediss": SSLConnection, "unix": UnixDomainSocketConnection}
+_OPTIONS = {"db", "username", "password"}
+_WRONG = (
+    "the store's URL can't be used; it must be valkey://user:password@host:port/db (or redis://, with TLS valkeys:// "
+    "or rediss://) or unix:///path?db=0, special characters in user and password percent-encoded"
+)
+
+
+class Address:
+    """Makes connections; its text leaves user and password out.
+
+    >>> Address("valkey://app:secret@store.internal/2")
+    Address('valkey://store.internal:6379/2')
+    """
+
+    __slots__ = ("_arguments", "_class", "text")
+
+    def __init__(self, url: str) -> None:
+        scheme, _, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
+        if scheme not in _SCHEMES:
+            raise ConfigurationError(_WRONG)
+        kind = _SCHEMES[scheme]
+        # A password with a bare '/' or '@' may land in any part of a URL, so no part of a wrong one is shown.
+        try:
+            parts = urlsplit(url)
+            options = parse_qs(parts.query, keep_blank_values=True)
+            arguments: dict[str, Any] = dict(parse_url(f"{kind}://{rest}"))
+            port = parts.port or 6379
+        except ValueError:
+            raise ConfigurationError(_WRONG) from None
+        path = parts.path.strip("/")
+        wanted = path if kind == "unix" else parts.hostname and (path.isdecimal() or not path)
+        if not wanted or parts.fragment:
+            raise ConfigurationError(_WRONG)
+        unknown = [name for name in options if name not in _OPTIONS and not (kind == "rediss" and name[:4] == "ssl_")]
+        if unknown:
+            raise ConfigurationError(f"the store's URL has options that {scheme}:// doesn't know: {unknown!r:.100}")
+        self._class: Any = arguments.pop("connection_class", _CLASSES[kind])
+        self._arguments = arguments
+        database = arguments.get("db", 0)
+        if kind == "unix":
+            self.text = f"unix://{arguments['path']}?db={database}"
+        else:
+            host = arguments["host"]
+            self.text = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/{database}"
+        try:
+            self.connection(1.0)
+        except (TypeError, ValueError, RedisError):
+            raise ConfigurationError(f"the store's URL for {self.text} has a TLS option that can't be used") from None
+
+    def __repr__(self) -> str:
+        return f"Address({self.text!r})"
+
+    def connection(self, connect_timeout: float) -> Any:
+        """A connection of redis-py, not connected yet."""
+        return self._class(
+            **self._arguments,
+            protocol=2,
+            decode_responses=False,
+            # redis-py's own time-outs would make a task for every write; link.py keeps the time
+            socket_timeout=None,
+            socket_connect_timeout=connect_timeout,
+            health_check_interval=0,
+        )
