@@ -1,0 +1,251 @@
+"""`ctx`: what a body can ask for. An operation has an effect or waits, and is journaled; the rest is plain.
+
+Every operation is an `async def` that asks when it first runs, not when it is called. It has two ways: the straight one
+for a run of one task, written out here since every record takes it, and the one through the run's crew.
+"""
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from datetime import datetime, timedelta
+from random import random
+from typing import Any, ParamSpec, TypeVar, overload
+
+from pyrula.workflows.clock import to_seconds
+from pyrula.workflows.codec import dumps, encode_message, loads
+from pyrula.workflows.definition import StepDefinition, step_of
+from pyrula.workflows.engine.attempts import error_from, pause, perform
+from pyrula.workflows.engine.run import RUN, Output, Run
+from pyrula.workflows.errors import NonDeterminismError, SerializationError
+from pyrula.workflows.model import MAX_VALUE, RunInfo
+from pyrula.workflows.replay.journal import Entry
+
+__all__ = ["Context"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
+
+
+class Context:
+    """The first argument of every workflow.
+
+    >>> from pyrula.workflows import workflow
+    >>> @workflow(name="double")
+    ... async def double(ctx: Context, cents: int) -> int:
+    ...     return await ctx.step(lambda: cents * 2)
+    """
+
+    __slots__ = ("_logger", "_run")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._logger: _RunLogger | None = None
+
+    @overload
+    async def step(self, fn: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def step(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def step(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def step(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Executes `fn` once and journals what it returned; a replay gives that value without executing it.
+
+        Raises StepError when its attempts are used up, SerializationError when its value can't be journaled.
+        """
+        run = self._run
+        definition = fn if fn.__class__ is StepDefinition else step_of(fn)
+        codec = definition.return_codec
+        if not run.straight or RUN.get() is not run:
+            await run.admit()
+        machine = run.machine or run.begin()
+        machine.asked = clock = machine.asked + 1
+        op, name = str(clock), definition.name
+        if machine.left:
+            entry = await self._recorded(op, "step", name)
+            if entry.kind == "error":
+                raise error_from(entry)
+            return codec.decode(entry.value or b"null")
+        kind, data, answer = await perform(run, op, definition, args, kwargs)
+        if run.stopped is not None:
+            await run.refuse()
+        run.write(Entry(kind, op, "step", name, clock, None, data))
+        if kind == "error":
+            raise answer
+        return answer
+
+    async def sleep(self, seconds: float | timedelta | None = None, *, until: datetime | None = None) -> None:
+        """Waits `seconds`, or until an aware datetime. The deadline is journaled: a replay waits for the rest of it."""
+        if (seconds is None) == (until is None):
+            raise TypeError("ctx.sleep() takes seconds or until=, one of them")
+        run = self._run
+        if until is not None:
+            if until.tzinfo is None:
+                raise TypeError("ctx.sleep(until=) needs an aware datetime")
+            wanted = None
+        else:
+            wanted = to_seconds(seconds or 0, "ctx.sleep()")
+        if not run.straight or RUN.get() is not run:
+            await run.admit()
+        machine = run.machine or run.begin()
+        machine.asked = clock = machine.asked + 1
+        op = str(clock)
+        if machine.left:
+            await self._recorded(op, "sleep", "")
+            return
+        now = run.clock.now().timestamp()
+        note = machine.journal.note("deadline", op)
+        if note is not None:
+            deadline = loads(note.value or b"0")
+        else:
+            deadline = now + wanted if wanted is not None else until.timestamp()  # type: ignore[union-attr]
+            if deadline > now:
+                run.write(Entry("deadline", op, "sleep", "", None, None, dumps(deadline)))
+        if deadline > now:
+            waiter = run.host.durable(run)
+            if waiter is not None:
+                await run.acknowledged(waiter)
+            await pause(deadline - run.clock.now().timestamp())
+            if run.stopped is not None:
+                await run.refuse()
+        run.write(Entry("value", op, "sleep", "", clock, None, b"null"))
+
+    async def now(self) -> datetime:
+        """The time as an aware datetime in UTC, journaled."""
+        text: str = await self._instant("now", lambda: self._run.clock.now().isoformat())
+        return datetime.fromisoformat(text)
+
+    async def random(self) -> float:
+        """A random number in [0, 1), journaled."""
+        number: float = await self._instant("random", random)
+        return number
+
+    async def uuid(self) -> uuid.UUID:
+        """A random UUID (version 4), journaled."""
+        return uuid.UUID(await self._instant("uuid", lambda: str(uuid.uuid4())))
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: str | bytes | int | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: datetime | int | None = None,
+    ) -> None:
+        """Buffers a message that is produced when the run completes.
+
+        A value is written as JSON; bytes go as they are and None is a tombstone. `timestamp` is aware, or milliseconds.
+        """
+        what = f"the message to {topic!r}"
+        if value is not None and not isinstance(value, bytes):
+            value = encode_message(value, what, MAX_VALUE)
+        elif value is not None and len(value) > MAX_VALUE:
+            raise SerializationError(f"{what}: the value is {len(value):,} bytes, the limit is {MAX_VALUE:,}")
+        output = Output(topic, value, _key(key, what), _headers(headers), partition, _milliseconds(timestamp))
+        run = self._run
+        if not run.straight or RUN.get() is not run:
+            await run.admit()
+        machine = run.machine or run.begin()
+        machine.asked += 1
+        if run.outputs is None:
+            run.outputs = [output]
+        else:
+            run.outputs.append(output)
+
+    def patched(self, change_id: str) -> bool:
+        """Whether the run takes the new way of a change: False in a run whose journal was written before it."""
+        run = self._run
+        machine = run.machine or run.begin()
+        if machine.journal.note("patch", change_id) is not None:
+            return True
+        if machine.left or run.stopped is not None:
+            return False
+        run.write(Entry("patch", "", "", change_id, None, None, None))
+        return True
+
+    @property
+    def record(self) -> Any:
+        """The Kafka record of a run bound to a topic, else None."""
+        return self._run.host.record(self._run)
+
+    @property
+    def run(self) -> RunInfo:
+        """The run's id, workflow name, version and attempt."""
+        run = self._run
+        return RunInfo(run.run_id, run.definition.name, run.definition.version, run.attempt)
+
+    @property
+    def logger(self) -> "logging.LoggerAdapter[logging.Logger]":
+        """A logger that is silent while the run replays, and names the run."""
+        if self._logger is None:
+            self._logger = _RunLogger(self._run)
+        return self._logger
+
+    async def _instant(self, kind: str, make: Callable[[], Any]) -> Any:
+        run = self._run
+        if not run.straight or RUN.get() is not run:
+            await run.admit()
+        machine = run.machine or run.begin()
+        machine.asked = clock = machine.asked + 1
+        op = str(clock)
+        if machine.left:
+            return loads((await self._recorded(op, kind, "")).value or b"null")
+        value = make()
+        run.write(Entry("value", op, kind, "", clock, None, dumps(value)))
+        return value
+
+    async def _recorded(self, op: str, kind: str, name: str) -> Entry:
+        run = self._run
+        assert run.machine is not None
+        try:
+            return run.machine.take_next(op, kind, name)
+        except NonDeterminismError as error:
+            await run.fail(error)
+            raise
+
+
+class _RunLogger(logging.LoggerAdapter[logging.Logger]):
+    def __init__(self, run: Run) -> None:
+        super().__init__(logging.getLogger(f"pyrula.run.{run.definition.name}"), {})
+        self._run = run
+
+    def isEnabledFor(self, level: int) -> bool:
+        machine = self._run.machine
+        if machine is None:
+            journal = self._run.journal
+            replaying = journal is not None and bool(journal.recorded)
+        else:
+            replaying = machine.left > 0
+        return not replaying and super().isEnabledFor(level)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), "run_id": self._run.run_id}
+        return f"[{self._run.run_id}] {msg}", kwargs
+
+
+def _key(key: Any, what: str) -> bytes | None:
+    if key is None or isinstance(key, bytes):
+        return key
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, int) and not isinstance(key, bool):
+        return str(key).encode()
+    raise SerializationError(f"{what}: a key is str, bytes, int or None, not {key!r}")
+
+
+def _headers(headers: Headers | None) -> tuple[tuple[str, bytes], ...]:
+    if not headers:
+        return ()
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs)
+
+
+def _milliseconds(timestamp: datetime | int | None) -> int | None:
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
+            raise TypeError("ctx.send(timestamp=) needs an aware datetime, or milliseconds since 1970")
+        return round(timestamp.timestamp() * 1000)
+    return timestamp

@@ -1,0 +1,145 @@
+"""Drives a suspended body by hand in its caller's own task, and gets rid of it when the run is cut.
+
+A cut cancels the caller's task and takes that back at once, so that the body sees a CancelledError where it waits. A
+body that resists three rounds is moved to a task of its own and left behind: the caller goes on whatever the body does.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from contextvars import Context
+from types import coroutine
+from typing import Any, Final
+
+from pyrula.workflows.engine.leftovers import abandon
+from pyrula.workflows.engine.run import Run
+
+__all__ = ["Drive", "GivenUp"]
+
+ROUNDS: Final = 3
+ROUND_SECONDS: Final = 0.1
+
+
+class GivenUp(BaseException):
+    """The body was left behind; what it does is no longer waited for."""
+
+
+class Drive:
+    """One suspended body in the task that awaits `carry`."""
+
+    __slots__ = (
+        "_base",
+        "_body",
+        "_given_up",
+        "_loop",
+        "_own",
+        "_rounds",
+        "_run",
+        "_sent",
+        "_task",
+        "_timer",
+        "_variables",
+    )
+
+    def __init__(self, run: Run, body: Coroutine[Any, Any, Any], variables: Context) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._run = run
+        self._body = body
+        self._variables = variables
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._base = task.cancelling()
+        self._own = 0
+        self._sent = 0
+        self._rounds = 0
+        self._given_up = False
+        self._timer: asyncio.Handle | None = None
+
+    @coroutine
+    def carry(self, yielded: Any) -> Generator[Any, Any, Any]:
+        """Awaits the body from where it first suspended to its end, and gives its result or raises its exception."""
+        run, task, enter, cancelling = self._run, self._task, self._variables.run, self._task.cancelling
+        send, throw = self._body.send, self._body.throw
+        try:
+            while True:
+                if run.stopped is not None and self._timer is None:
+                    self._timer = self._loop.call_soon(self._next_round, context=Context())
+                try:
+                    yield yielded
+                except BaseException as error:  # noqa: BLE001 - it is passed on to the body
+                    if self._given_up:
+                        raise self._left_behind(yielded) from None
+                    while self._sent:
+                        self._sent -= 1
+                        task.uncancel()
+                    before = cancelling()
+                    yielded = enter(throw, error)
+                else:
+                    if self._given_up:
+                        raise self._left_behind(yielded) from None
+                    before = cancelling()
+                    yielded = enter(send, None)
+                self._own += cancelling() - before
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def was_cancelled(self) -> bool:
+        """After the end: whether the caller's task was cancelled by somebody else than the body and the cut."""
+        return self._task.cancelling() > self._base + self._own
+
+    def cut(self) -> None:
+        """Starts getting rid of the body. Not from within the body itself: it is seen to when it next suspends."""
+        if self._timer is None and asyncio.current_task() is not self._task:
+            self._next_round()
+
+    def _next_round(self) -> None:
+        if self._rounds < ROUNDS:
+            self._rounds += 1
+            self._sent += 1
+            self._task.cancel()
+            self._timer = self._loop.call_later(ROUND_SECONDS, self._next_round, context=Context())
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        waiter: Any = getattr(self._task, "_fut_waiter", None)
+        for callback, variables in getattr(waiter, "_callbacks", None) or ():
+            if getattr(callback, "__self__", None) is self._task:
+                waiter.remove_done_callback(callback)
+                woken = self._loop.create_future()
+                woken.set_result(None)
+                self._loop.call_soon(callback, woken, context=variables)
+                return
+        if waiter is not None:
+            self._sent += 1
+            self._task.cancel()
+
+    def _left_behind(self, yielded: Any) -> GivenUp:
+        while self._sent:
+            self._sent -= 1
+            self._task.uncancel()
+        abandon(self._run, self._go_on(yielded), f"its body still runs after it was asked to end {ROUNDS} times")
+        return GivenUp()
+
+    async def _go_on(self, yielded: Any) -> None:
+        await self._rest(yielded)
+
+    @coroutine
+    def _rest(self, yielded: Any) -> Generator[Any, Any, Any]:
+        enter, send, throw = self._variables.run, self._body.send, self._body.throw
+        try:
+            while True:
+                if hasattr(yielded, "_asyncio_future_blocking"):
+                    yielded._asyncio_future_blocking = True  # noqa: SLF001 - as Future.__await__ does
+                try:
+                    yield yielded
+                except BaseException as error:  # noqa: BLE001 - it is passed on to the body
+                    yielded = enter(throw, error)
+                else:
+                    yielded = enter(send, None)
+        except StopIteration:
+            return

@@ -1,0 +1,277 @@
+"""The state of one run while it is in memory, and what its host gives and takes.
+
+`RUN` is the run whose code executes now. It is set in the context of the body and of all tasks the body starts;
+everything of the engine's own (steps, timers, callbacks) executes in a context in which it is None.
+
+`straight` is true while the run has one task and nothing special is going on; an operation then takes the short way.
+`stopped` is set once, by the first of: a cut, a mismatch, an overfull journal, the end of the body. After it nothing of
+the run writes its journal, starts a step or sends a message.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import Context, ContextVar
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+
+from pyrula.workflows.clock import Clock
+from pyrula.workflows.codec import loads
+from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.errors import LeaseLost, NonDeterminismError, PyrulaError, SerializationError
+from pyrula.workflows.model import MAX_ENTRIES, MAX_JOURNAL
+from pyrula.workflows.replay.journal import Entry, Journal
+from pyrula.workflows.replay.machine import Machine
+
+__all__ = ["RUN", "Host", "Outcome", "Output", "Run", "Status", "Torn", "wake"]
+
+log = logging.getLogger("pyrula.workflows")
+
+Status: TypeAlias = Literal["completed", "failed", "cancelled", "paused", "cut"]
+
+
+class Output(NamedTuple):
+    """A message that `ctx.send` buffered, as it will be produced."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+    partition: int | None
+    timestamp_ms: int | None
+
+
+class Outcome:
+    """How a body ended. `error` is set for "failed" and "paused", `value` for "completed" (as the body returned it)."""
+
+    __slots__ = ("error", "status", "value")
+
+    def __init__(self, status: Status, value: Any = None, error: BaseException | None = None) -> None:
+        self.status = status
+        self.value = value
+        self.error = error
+
+    def __repr__(self) -> str:
+        return f"Outcome({self.status!r}, value={self.value!r}, error={self.error!r})"
+
+
+class Host(Protocol):
+    """Who keeps the journals of runs; one object serves many."""
+
+    def append(self, run: "Any", index: int, entry: Entry | None) -> None:
+        """Queues a row for the next group commit, in order; None deletes the row."""
+
+    def durable(self, run: "Any") -> Awaitable[None] | None:
+        """None when all rows of the run are acknowledged, else what to await for it; that may raise LeaseLost."""
+
+    def record(self, run: "Any") -> object | None:
+        """What `ctx.record` shows."""
+
+
+class Torn(asyncio.CancelledError):
+    """An operation was asked for in a run that is being torn down."""
+
+
+RUN: "ContextVar[Run | None]" = ContextVar("RUN", default=None)
+
+
+class Run:
+    """One body, one journal. See `Execution`, which drives it."""
+
+    __slots__ = (
+        "_dead",
+        "_grown",
+        "_run_id",
+        "_told",
+        "args",
+        "attempt",
+        "clock",
+        "definition",
+        "drive",
+        "error",
+        "flush",
+        "host",
+        "journal",
+        "kwargs",
+        "leftovers",
+        "machine",
+        "on_suspend",
+        "origin",
+        "outputs",
+        "stopped",
+        "straight",
+        "threads",
+    )
+
+    def __init__(
+        self,
+        definition: WorkflowDefinition[Any, Any],
+        run_id: str | Callable[[], str],
+        host: Host,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        *,
+        journal: Journal | None = None,
+        origin: object = None,
+        attempt: int = 1,
+        clock: Clock,
+        on_suspend: Callable[[], None] | None = None,
+    ) -> None:
+        self.definition = definition
+        self._run_id = run_id
+        self.host = host
+        self.args = args
+        self.kwargs = kwargs
+        self.journal = journal
+        self.origin = origin
+        self.attempt = attempt
+        self.clock = clock
+        self.on_suspend = on_suspend
+        self.flush: Any = None
+        self.outputs: list[Output] | None = None
+        self.leftovers: tuple[asyncio.Future[Any], ...] = ()
+        self._reset()
+        if journal is not None:
+            note = journal.note("attempt", "")
+            if note is not None:
+                self.attempt = loads(note.value or b"1")
+
+    def _reset(self) -> None:
+        self.machine: Machine | None = None
+        self.straight = True
+        self.stopped: Status | None = None
+        self.error: BaseException | None = None
+        self.threads: set[asyncio.Future[Any]] | None = None
+        self.drive: Any = None
+        self._told: set[Any] | None = None
+        self._dead: dict[Any, asyncio.Future[None]] | None = None
+        self._grown = 0
+
+    @property
+    def run_id(self) -> str:
+        """The run's id; made when it is first asked for."""
+        run_id = self._run_id
+        if not isinstance(run_id, str):
+            self._run_id = run_id = run_id()
+        return run_id
+
+    def begin(self) -> Machine:
+        """The machine, made when the body asks for its first operation."""
+        journal = self.journal
+        if journal is None:
+            self.journal = journal = Journal()
+        self.machine = machine = Machine(journal)
+        if len(journal) >= MAX_ENTRIES or journal.size >= MAX_JOURNAL:
+            self.straight = False
+        return machine
+
+    def write(self, entry: Entry) -> None:
+        """Adds a row to the journal and queues it."""
+        journal = self.journal
+        assert journal is not None
+        self.host.append(self, journal.append(entry), entry)
+        if len(journal) >= _WARN_ROWS or journal.size >= _WARN_BYTES:
+            self._watch_growth(journal)
+
+    def _watch_growth(self, journal: Journal) -> None:
+        share = max(len(journal) / MAX_ENTRIES, journal.size / MAX_JOURNAL)
+        level = 3 if share >= 1 else 2 if share >= 0.25 else 1
+        if level > self._grown:
+            self._grown = level
+            log.warning(
+                "run %s (%s): its journal has %d entries and %d bytes, the limits are %d and %d",
+                self.run_id, self.definition.name, len(journal), journal.size, MAX_ENTRIES, MAX_JOURNAL,
+            )  # fmt: skip
+        if level == 3:
+            self.straight = False
+
+    def stop(self, status: Status, error: BaseException | None = None) -> bool:
+        """From here on nothing the body does counts. False if it was stopped before."""
+        if self.stopped is not None:
+            return False
+        self.stopped = status
+        self.error = error
+        self.straight = False
+        return True
+
+    async def admit(self) -> None:
+        """Whether an operation may be asked for by who asks: raises, or never returns, if not."""
+        if self.stopped is not None:
+            await self.refuse()
+        if RUN.get() is not self:
+            raise PyrulaError(
+                f"run {self.run_id}: an operation on ctx was asked for outside of the run's own tasks (from a step, or "
+                "a task made with another context); await it in the body or in tasks that the body starts"
+            )
+        machine = self.machine or self.begin()
+        journal = machine.journal
+        if not machine.left and (len(journal) >= MAX_ENTRIES or journal.size >= MAX_JOURNAL):
+            await self.fail(
+                SerializationError(
+                    f"run {self.run_id}: its journal is full ({len(journal):,} entries of {MAX_ENTRIES:,}, "
+                    f"{journal.size:,} bytes of {MAX_JOURNAL:,}); split the work over several runs"
+                )
+            )
+
+    async def refuse(self) -> None:
+        """Tear-down: the first operation a task asks for raises, the next one never returns."""
+        task = asyncio.current_task()
+        if self._told is None:
+            self._told = set()
+        if task not in self._told:
+            self._told.add(task)
+            raise Torn(f"run {self.run_id} is being torn down ({self.stopped})")
+        if self._dead is not None and task in self._dead and not self._dead[task].done():
+            self._dead[task].set_result(None)
+        await asyncio.get_running_loop().create_future()
+
+    def resisting(self, task: "asyncio.Task[Any]") -> "asyncio.Future[None]":
+        """A leftover for a task that is left behind: done when the task is, or waits for ever and does no more."""
+        if self._dead is None:
+            self._dead = {}
+        self._dead[task] = dead = asyncio.get_running_loop().create_future()
+        return dead
+
+    def still_alive(self) -> "tuple[asyncio.Future[Any], ...]":
+        """The leftovers: threads and resisting tasks that haven't ended."""
+        alive = [*(self.threads or ()), *(self._dead or {}).values()]
+        return tuple(future for future in alive if not future.done())
+
+    async def fail(self, error: BaseException) -> None:
+        """Ends the run with an error that the body can't handle."""
+        self.stop("paused" if isinstance(error, NonDeterminismError) else "failed", error)
+        await self.refuse()
+
+    async def acknowledged(self, waiter: Awaitable[None]) -> None:
+        """Waits until all rows are durable. Losing the lease cuts the run."""
+        if asyncio.isfuture(waiter):
+            # Others wait for the same one, and a cancellation here would cancel it for them.
+            own: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiter.add_done_callback(partial(_hand_on, own), context=Context())
+            waiter = own
+        try:
+            await waiter
+        except LeaseLost as error:
+            self.stop("cut", error)
+        if self.stopped is not None:
+            await self.refuse()
+
+
+def wake(waiter: "asyncio.Future[None]") -> None:
+    """Resolves a future that may be done already."""
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _hand_on(own: "asyncio.Future[None]", done: "asyncio.Future[None]") -> None:
+    if own.done():
+        return
+    error = None if done.cancelled() else done.exception()
+    if error is not None:
+        own.set_exception(error)
+    else:
+        own.set_result(None)
+
+
+_WARN_ROWS: Final = MAX_ENTRIES // 10
+_WARN_BYTES: Final = MAX_JOURNAL // 10

@@ -1,0 +1,133 @@
+"""A run's journal: its rows, how one is written, and what can be looked up in it.
+
+Two kinds of rows. A *delivery* (`value`, `error`, `cancel`, `abort`) is something the body was given; deliveries replay
+in their order. A *note* is looked up by operation id and is never delivered. The index counts both, and grows for the
+life of a run: an index that was deleted isn't used again, so that deletions and writes may travel in any grouping.
+
+The row format is public (docs/formats.md): a JSON array
+`[format, kind, op, opkind, name, clock, message, value, fingerprint]`.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from pyrula.workflows.codec import Fragment, dumps, loads
+from pyrula.workflows.errors import SerializationError
+
+__all__ = ["FORMAT", "Entry", "Journal", "decode_row", "encode_row"]
+
+FORMAT: Final = 1
+
+DELIVERIES: Final = frozenset(("value", "error", "cancel", "abort"))
+"""The kinds that are given to the body."""
+
+NOTES: Final = frozenset(("deadline", "attempt", "patch", "loose", "head"))
+"""`attempt` of the operation "" is the run's own number of rounds; `loose` and `head` belong to no operation either."""
+
+# What a row takes beside its value, its operation's id and name.
+_ROW_OVERHEAD: Final = 64
+
+
+class Entry(NamedTuple):
+    """One row. `value` is JSON, encoded once; `clock` is how many operations had been asked for, None in a note."""
+
+    kind: str
+    op: str
+    opkind: str
+    name: str
+    clock: int | None
+    message: str | None
+    value: bytes | None
+
+
+def encode_row(entry: Entry, fingerprint: str | None) -> bytes:
+    """The bytes of a row. `fingerprint` says which record it belongs to."""
+    kind, op, opkind, name, clock, message, value = entry
+    json = None if value is None else Fragment(value)
+    return dumps([FORMAT, kind, op, opkind, name, clock, message, json, fingerprint])
+
+
+def decode_row(data: bytes) -> tuple[Entry, str | None]:
+    """The row's entry and fingerprint. SerializationError for another format, naming it, and for damaged bytes."""
+    try:
+        row = loads(data)
+        version = row[0]
+    except (ValueError, TypeError, LookupError) as error:
+        raise SerializationError(f"a journal row is damaged: {data[:80]!r}") from error
+    if version != FORMAT:
+        raise SerializationError(
+            f"a journal row has format {version!r}, this release of Pyrula reads format {FORMAT}; "
+            "it was written by another release, so let one that knows the format finish the run"
+        )
+    try:
+        _, kind, op, opkind, name, clock, message, value, fingerprint = row
+    except ValueError as error:
+        raise SerializationError(f"a journal row is damaged: {data[:80]!r}") from error
+    if kind not in DELIVERIES and kind not in NOTES:
+        raise SerializationError(f"a journal row is of the unknown kind {kind!r}; a later release of Pyrula wrote it")
+    json = None if value is None and kind not in DELIVERIES else dumps(value)
+    return Entry(kind, op, opkind, name, clock, message, json), fingerprint
+
+
+class Journal:
+    """The rows of one run, by index. `recorded` are the deliveries it was loaded with: what a replay has to meet."""
+
+    __slots__ = ("_notes", "_rows", "loose_from", "next_index", "recorded", "size")
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, Entry]] = []
+        self._notes: dict[tuple[str, str], Entry] = {}
+        self.recorded: list[Entry] = []
+        self.next_index = 0
+        self.size = 0
+        self.loose_from: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @classmethod
+    def load(cls, rows: Iterable[tuple[int, bytes]]) -> "Journal":
+        """The journal of stored rows (index, bytes), in any order."""
+        decoded = [(index, decode_row(data)[0]) for index, data in rows]
+        decoded.sort(key=lambda row: row[0])
+        return cls._of(decoded, decoded[-1][0] + 1 if decoded else 0)
+
+    @classmethod
+    def _of(cls, rows: list[tuple[int, Entry]], next_index: int) -> "Journal":
+        journal = cls()
+        for index, entry in rows:
+            journal.next_index = index
+            journal.append(entry)
+            if entry.kind in DELIVERIES:
+                journal.recorded.append(entry)
+            elif entry.kind == "loose" and journal.loose_from is None:
+                journal.loose_from = len(journal.recorded)
+        journal.next_index = next_index
+        return journal
+
+    def append(self, entry: Entry) -> int:
+        """Adds a row at the end and gives its index."""
+        index = self.next_index
+        self.next_index = index + 1
+        self._rows.append((index, entry))
+        self.size += _ROW_OVERHEAD + len(entry.op) + len(entry.name) + len(entry.value or b"")
+        if entry.clock is None:
+            kind, op, _, name, _, _, _ = entry
+            self._notes[kind, name if kind == "patch" else op] = entry
+        return index
+
+    def note(self, kind: str, op: str) -> Entry | None:
+        """The last note of that kind for an operation (for `patch`: for a change id)."""
+        return self._notes.get((kind, op))
+
+    def rows(self, fingerprint: str | None = None) -> list[tuple[int, bytes]]:
+        """All rows as they are stored."""
+        return [(index, encode_row(entry, fingerprint)) for index, entry in self._rows]
+
+    def entries(self) -> list[tuple[int, Entry]]:
+        """All rows, by index."""
+        return list(self._rows)
+
+    def without(self, indexes: set[int]) -> "Journal":
+        """A journal to replay that lacks these rows. Their indexes stay used."""
+        return self._of([row for row in self._rows if row[0] not in indexes], self.next_index)
