@@ -13,7 +13,6 @@ This is the only module that imports orjson.
 import inspect
 import marshal
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -35,9 +34,11 @@ __all__ = ["Codec", "Fragment", "JSONDecodeError", "dumps", "encode_message", "l
 # Exact builtin types only. Enums and UUIDs still pass in orjson; `marshal` takes no such object.
 _STRICT: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS
 _SCALARS: Final = frozenset((str, int, bool, float, NoneType))
+_SAFE: Final = _SCALARS - {float}
 _BARE: Final = (Any, object, Never, NoReturn, inspect.Signature.empty)
 _SPECIAL_FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
+_DIGITS_TO_0: Final = bytes.maketrans(b"123456789", b"000000000")
+_LONG_NUMBER: Final = b"0" * 19
 _CONFIG: Final = ConfigDict(ser_json_inf_nan="strings", ser_json_bytes="base64", val_json_bytes="base64")
 
 _orjson_dumps = orjson.dumps
@@ -146,14 +147,16 @@ class _BareCodec(Codec):
 
     def encode(self, value: Any, what: str, limit: int = MAX_VALUE) -> tuple[bytes, Any]:
         kind = type(value)
-        if self._kind is not None and kind is not self._kind:
+        if self._kind is not None and kind is not self._kind and not (kind is tuple and self._kind is list):
             raise _misfit(what, value, self.annotation)
         if kind is str and len(value) > limit:
             raise _too_large(what, len(value) + 2, limit)
         try:
             data = _orjson_dumps(value, None, _STRICT)
-            if kind is str or kind is int or kind is bool or value is None:
+            if kind in _SAFE:
                 decoded = value
+            elif kind is dict and _SAFE.issuperset(map(type, value.values())):
+                decoded = value.copy()
             else:
                 image = _marshal_dumps(value, 2)  # version 2 has no references: equal values, equal bytes
                 decoded = loads(data)
@@ -260,14 +263,18 @@ class _TypedCodec(Codec):
 
     def __init__(self, annotation: Any) -> None:
         super().__init__(annotation)
-        adapter = _adapter(annotation)
-        self._to_json: Callable[..., bytes] = adapter.serializer.to_json
-        self._validate_json: Callable[..., Any] = adapter.validator.validate_json
-        self._by_name = _aliases_differ(adapter.core_schema)
+        try:
+            adapter = _adapter(annotation)
+            self._to_json: Callable[..., bytes] = adapter.serializer.to_json
+            self._validate_json: Callable[..., Any] = adapter.validator.validate_json
+            self._by_name = _aliases_differ(adapter.core_schema)
+        except Exception as error:
+            raise ConfigurationError(f"values of {_text(annotation)} have no form in JSON: {error}") from error
 
     def encode(self, value: Any, what: str, limit: int = MAX_VALUE) -> tuple[bytes, Any]:
         try:
-            data = self._to_json(value, by_alias=not self._by_name, round_trip=True, warnings="error")
+            # A value that isn't as declared is found by comparing, and told better so than by pydantic's warning.
+            data = self._to_json(value, by_alias=not self._by_name, round_trip=True, warnings=False)
         except Exception as error:
             raise _not_json(what, error, self.annotation) from error
         if len(data) > limit:
@@ -279,7 +286,7 @@ class _TypedCodec(Codec):
             raise SerializationError(
                 f"{what}: the value doesn't come back from its JSON as {_text(self.annotation)}: {error}"
             ) from error
-        if changed is None and _LONG_NUMBER.search(data) and not _is_stable(data):
+        if changed is None and _LONG_NUMBER in data.translate(_DIGITS_TO_0) and not _is_stable(data):
             changed = " has an int of more than 64 bits; declare it as a Decimal or a str"
         if changed is not None:
             raise SerializationError(
@@ -316,14 +323,11 @@ def _make_codec(annotation: Any) -> Codec:
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
     try:
-        try:
-            return TypeAdapter(annotation, config=_CONFIG)
-        except PydanticUserError as error:
-            if error.code != "type-adapter-config-unused":
-                raise
-            return TypeAdapter(annotation)  # a model brings its own config
-    except Exception as error:
-        raise ConfigurationError(f"values of {_text(annotation)} have no form in JSON: {error}") from error
+        return TypeAdapter(annotation, config=_CONFIG)
+    except PydanticUserError as error:
+        if error.code != "type-adapter-config-unused":
+            raise
+        return TypeAdapter(annotation)  # a model brings its own config
 
 
 def _aliases_differ(schema: Any) -> bool:

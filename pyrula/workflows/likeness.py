@@ -1,16 +1,16 @@
 """Whether a value came back from its JSON as it went in.
 
 `difference` compares a value with its decoded form, types included, and says where they part. Three changes are let
-through, because nobody can mistake them: a tuple that nothing declares comes back as a list, an int key as its text, an
-int where a float is declared as the equal float. What isn't data isn't compared: private attributes of a model, its
-set of explicitly given fields, attributes of a dataclass beside its fields, the name of a time zone (its offset is).
+through: a tuple becomes a list unless a tuple is declared, an int as a key its text unless an int is declared, an int
+the equal float where a float is declared. What isn't data isn't compared: a model's private attributes and which of its
+fields were given explicitly, a dataclass's attributes beside its fields, the name of a time zone (its offset is).
 
 `plain` gives the JSON form of a value that has no annotation, under the same rules.
 """
 
-import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
@@ -22,6 +22,7 @@ __all__ = ["NotPlain", "difference", "plain"]
 
 _EXACT = frozenset((str, int, bool, type(None), bytes))
 _INT_RANGE = range(-(2**63), 2**64)
+_UNSET = object()
 
 
 class NotPlain(ValueError):
@@ -60,24 +61,25 @@ def _plain_dict(value: dict[Any, Any], path: str) -> dict[str, Any]:
 
 def difference(before: Any, after: Any) -> str | None:
     """None if `after` is `before` unchanged; else the place and the change, as text that follows on a name."""
-    kind, other = type(before), type(after)
-    if kind is not other:
+    kind = type(before)
+    if kind is not type(after):
         return _difference_of_types(before, after)
     if kind in _EXACT:
         return None if before == after else _changed(before, after)
     if kind is float:
-        same = before == after if before == before else after != after
+        same = before == after or (before != before and after != after)
         return None if same else _changed(before, after)
     if kind is list or kind is tuple:
         return _difference_of_items(before, after)
     if kind is dict:
         return _difference_of_dicts(before, after)
-    if isinstance(before, Enum):
-        return None if before is after else _changed(before, after)
     if isinstance(before, BaseModel):
         return _difference_of_models(before, after)
-    if dataclasses.is_dataclass(kind):
-        return _difference_of_fields(before, after, [field.name for field in dataclasses.fields(kind)])
+    if isinstance(before, Enum):
+        return None if before is after else _changed(before, after)
+    if is_dataclass(kind):
+        names = [field.name for field in fields(kind)]
+        return _difference_of_fields({name: getattr(before, name, _UNSET) for name in names}, after)
     return _difference_of_others(before, after)
 
 
@@ -92,10 +94,16 @@ def _difference_of_types(before: Any, after: Any) -> str | None:
     return f": a {_name(kind)} comes back as a {_name(other)}"
 
 
-def _difference_of_items(before: Any, after: Any) -> str | None:
+# The loops compare plain items themselves: a call for each would take most of the time.
+
+
+def _difference_of_items(before: Sequence[Any], after: Sequence[Any]) -> str | None:
     if len(before) != len(after):
         return f": {len(before)} items come back as {len(after)}"
     for index, (one, two) in enumerate(zip(before, after, strict=True)):
+        kind = type(one)
+        if kind in _EXACT and kind is type(two) and one == two:
+            continue
         found = difference(one, two)
         if found is not None:
             return f"[{index}]{found}"
@@ -105,10 +113,13 @@ def _difference_of_items(before: Any, after: Any) -> str | None:
 def _difference_of_dicts(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str | None:
     if len(before) != len(after):
         return f": {len(before)} keys come back as {len(after)}"
-    if any(type(one) is not type(two) or one != two for one, two in zip(before, after, strict=True)):
-        return _difference_of_keys(before, after)
-    for key, item in before.items():
-        found = difference(item, after[key])
+    for (key, one), (other, two) in zip(before.items(), after.items(), strict=True):
+        if key != other or type(key) is not type(other):
+            return _difference_of_keys(before, after)
+        kind = type(one)
+        if kind in _EXACT and kind is type(two) and one == two:
+            continue
+        found = difference(one, two)
         if found is not None:
             return f"[{key!r}]{found}"
     return None
@@ -130,18 +141,22 @@ def _difference_of_keys(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> 
 
 
 def _difference_of_models(before: BaseModel, after: BaseModel) -> str | None:
-    found = _difference_of_fields(before, after, type(before).model_fields)
+    found = _difference_of_fields(before.__dict__, after, type(before).model_fields)
     if found is None and (before.model_extra or after.model_extra):
         return _difference_of_dicts(before.model_extra or {}, after.model_extra or {})
     return found
 
 
-def _difference_of_fields(before: Any, after: Any, names: Any) -> str | None:
-    for name in names:
-        try:
-            found = difference(getattr(before, name), getattr(after, name))
-        except AttributeError:
-            found = ": it is not set"
+def _difference_of_fields(before: dict[str, Any], after: Any, names: Container[str] | None = None) -> str | None:
+    """`before` may hold more than `names`: what a cached_property left, say."""
+    for name, one in before.items():
+        two = getattr(after, name, _UNSET)
+        kind = type(one)
+        if kind in _EXACT and kind is type(two) and one == two:
+            continue
+        if names is not None and name not in names:
+            continue
+        found = difference(one, two)
         if found is not None:
             return f".{name}{found}"
     return None
