@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 _T = TypeVar("_T")
 
@@ -18,18 +18,27 @@ def wait_until(predicate: Callable[[], _T], *, description: str, timeout: float 
     return value
 
 
+@overload
 async def wait_until_async(
-    predicate: Callable[[], _T] | Callable[[], Awaitable[_T]],
-    *,
-    description: str,
-    timeout: float = 10.0,
-    interval: float = 0.005,
-) -> _T:
+    predicate: Callable[[], Awaitable[_T]], *, description: str, timeout: float = ..., interval: float = ...
+) -> _T: ...
+
+
+@overload
+async def wait_until_async(
+    predicate: Callable[[], _T], *, description: str, timeout: float = ..., interval: float = ...
+) -> _T: ...
+
+
+async def wait_until_async(
+    predicate: Callable[[], Any], *, description: str, timeout: float = 10.0, interval: float = 0.005
+) -> Any:
     """The same in an event loop; the predicate may be a plain or an async function."""
     deadline = time.monotonic() + timeout
     while True:
-        answer = predicate()
-        value: _T = await answer if isinstance(answer, Awaitable) else answer
+        value = predicate()
+        if isinstance(value, Awaitable):
+            value = await value
         if value:
             return value
         if time.monotonic() > deadline:
