@@ -187,7 +187,9 @@ def check_bindings(bindings: Sequence[Binding]) -> None:
         raise ConfigurationError("a KafkaWorker needs at least one Binding")
     readers: dict[tuple[str, str, str], Binding] = {}
     definitions: dict[str, Binding] = {}
-    for binding in bindings:
+    for at, binding in enumerate(bindings):
+        if binding in bindings[:at]:
+            raise ConfigurationError(f"binding {binding.name} is given twice")
         for topic in binding.topics:
             other = readers.setdefault((binding.cluster, binding.group, topic), binding)
             if other is not binding:

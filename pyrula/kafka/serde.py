@@ -66,7 +66,9 @@ class StrSerde:
 
     def __init__(self, encoding: str = "utf-8") -> None:
         try:
-            b"".decode(encoding)
+            b"a".decode(encoding)
+        except UnicodeError:
+            pass  # it is known, only this isn't text in it
         except LookupError:
             raise ConfigurationError(f"StrSerde: Python knows no text encoding {encoding!r}") from None
         self.encoding = encoding

@@ -5,10 +5,12 @@ pydantic for the rest. Null is read only where the annotation admits None; b"" i
 
 JSON is held to the standard, so NaN and Infinity are refused where pydantic alone would take them. Of duplicate keys
 the last one counts. Two things stay as the parsers have them: whole numbers over 64 bits become floats in a `dict` (a
-model keeps them), and a number past the largest float is infinity to a model's float (`pydantic.FiniteFloat` refuses it).
+model keeps them), and a number past the largest float is infinity to a model's float (but not to a
+`pydantic.FiniteFloat`).
 """
 
 from collections.abc import Callable
+from traceback import format_exception_only
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, Union, get_args, get_origin
 
@@ -252,12 +254,8 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _said_by(error: Exception) -> str:
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception as failed:  # a user's exception may fail to say what it is
-        text = f"(its text can't be made: {type(failed).__name__})"
-    return _cut(f"{name}: {text}") if text else name
+    # Unlike str(), this can't raise, whatever the exception of a user's own does.
+    return _cut("".join(format_exception_only(error)).strip())
 
 
 def _cut(text: str) -> str:
