@@ -219,7 +219,7 @@ def test_text_that_is_not_utf_8_is_refused(data: bytes) -> None:
         (list[Order], b'[{"id":"1"},{}]', "order.1.id: Field required"),
         (Code, b"abc", "order: String should match pattern"),
         (int, b"1.5", "order: Input should be a valid integer"),
-        (list[int], b"[" + b'"x",' * 200_000 + b"1]", "and 199997 more"),
+        (list[int], b"[" + b'"x",' * 20_000 + b"1]", "and 19997 more"),
         (dict[str, int], b'{"' + b"k" * 100_000 + b'":"x"}', "order.kkkk"),
     ],
 )
