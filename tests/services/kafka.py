@@ -43,6 +43,8 @@ NODE_SETTINGS = {
     "num.io.threads": "4",
     "background.threads": "2",
     "log.initial.task.delay.ms": "500",
+    # records keep old timestamps as they are; a topic whose records should age out says so
+    "log.retention.ms": "-1",
     "log.retention.check.interval.ms": "1000",
     "log.segment.delete.delay.ms": "500",
     "log.cleaner.backoff.ms": "200",

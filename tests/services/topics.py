@@ -4,10 +4,12 @@ Written on confluent-kafka, another client than Pyrula's own, so that what is ch
 call blocks: in an async test use ``await asyncio.to_thread(topics.read, "orders")``.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from aiokafka.admin import AIOKafkaAdminClient
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
@@ -144,14 +146,25 @@ class Topics:
         return {partition: low for partition, (low, _) in self._watermarks(topic).items()}
 
     def committed(self, group: str, topic: str) -> dict[int, Committed]:
-        """What the group has committed, by partition; a partition without a commit is missing."""
-        request = [ConsumerGroupTopicPartitions(group)]
-        answer = self._admin.list_consumer_group_offsets(request)[group].result(_TIMEOUT)
+        """What the group has committed, by partition; a partition without a commit is missing.
+
+        Read with aiokafka: confluent-kafka takes metadata for a C string and adds what lies behind it in memory.
+        """
+        offsets = asyncio.run(self._group_offsets(group))
         return {
-            entry.partition: Committed(entry.offset, entry.metadata or "")
-            for entry in answer.topic_partitions
-            if entry.topic == topic and entry.offset >= 0
+            entry.partition: Committed(at.offset, at.metadata)
+            for entry, at in offsets.items()
+            if entry.topic == topic and at.offset >= 0
         }
+
+    async def _group_offsets(self, group: str) -> dict[Any, Any]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self._config["bootstrap.servers"])
+        await admin.start()
+        try:
+            offsets: dict[Any, Any] = await admin.list_consumer_group_offsets(group)
+            return offsets
+        finally:
+            await admin.close()
 
     def commit(self, group: str, topic: str, offsets: Mapping[int, Committed]) -> None:
         """Set a group's offsets by hand, as an operator would; refused by the broker while the group has members."""
