@@ -4,17 +4,24 @@
 """
 
 from pyrula.kafka.binding import Binding, check_bindings
+from pyrula.kafka.events import BindingHealth, BindingStats, Health, RecordEvent
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.record import Record
 from pyrula.kafka.serde import BytesSerde, JsonSerde, RecordError, Serde, StrSerde
+from pyrula.kafka.worker import KafkaWorker
 
 __all__ = [
     "Binding",
+    "BindingHealth",
+    "BindingStats",
     "BytesSerde",
+    "Health",
     "JsonSerde",
     "KafkaOptions",
+    "KafkaWorker",
     "Record",
     "RecordError",
+    "RecordEvent",
     "Serde",
     "StrSerde",
     "check_bindings",

@@ -1,0 +1,206 @@
+"""The Kafka client of one group: all that Pyrula asks of aiokafka's consumer, and the only code that knows how it does it.
+
+Everything here speaks of a *membership* (generation and member id): what was true of the group when partitions were
+assigned. A commit is built and sent only while the coordinator still has that membership. aiokafka resets it when the
+group expels the member, and a commit sent after that carries no generation, so that the broker would not refuse it.
+Foreign exceptions become those of this module.
+
+Private names of aiokafka are used where its public ones can't tell: the coordinator's generation, the metadata of a
+committed offset, a position without waiting for it. ``tests/unit/kafka/test_client.py`` pins them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka.errors import (
+    CommitFailedError,
+    IllegalGenerationError,
+    KafkaError,
+    OffsetMetadataTooLargeError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from aiokafka.structs import OffsetAndMetadata
+
+from pyrula.kafka.options import KafkaOptions
+from pyrula.workflows.errors import PyrulaError
+
+T = TypeVar("T")
+
+log = logging.getLogger("pyrula.kafka")
+
+
+class Membership(NamedTuple):
+    """One assignment of a group: commits made under it are refused by the broker once it is over."""
+
+    generation: int
+    member_id: str
+
+
+class Committed(NamedTuple):
+    """What a group's coordinator holds for a partition."""
+
+    offset: int
+    metadata: str
+
+
+class MembershipLost(PyrulaError):
+    """The group went on without this member; nothing of its assignment may be committed any more."""
+
+
+class MetadataTooLarge(PyrulaError):
+    """The broker's offset.metadata.max.bytes is lower than the metadata sent."""
+
+
+class BrokerError(PyrulaError):
+    """The broker refused or did not answer; the same call may succeed later."""
+
+
+Assigned = Callable[[frozenset[TopicPartition], Membership], None]
+Revoked = Callable[[frozenset[TopicPartition]], Awaitable[None]]
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, client: "GroupClient", assigned: Assigned, revoked: Revoked) -> None:
+        self._client = client
+        self._assigned = assigned
+        self._revoked = revoked
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        await self._revoked(frozenset(revoked))
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        # Heartbeats start only after this returns: note the assignment and work on it elsewhere.
+        partitions = frozenset(assigned)
+        self._client.pause(partitions)
+        self._assigned(partitions, self._client.membership)
+
+
+class GroupClient:
+    """One member of one consumer group, with commits by hand and partitions that start paused."""
+
+    def __init__(self, options: KafkaOptions, group: str, topics: Sequence[str], isolation_level: str) -> None:
+        self._options = options
+        self.group = group
+        self.topics = tuple(topics)
+        self._consumer = AIOKafkaConsumer(
+            **options.connection(),
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level=isolation_level,
+            session_timeout_ms=int(options.session_timeout * 1000),
+            heartbeat_interval_ms=int(options.heartbeat_interval * 1000),
+            rebalance_timeout_ms=int(options.rebalance_timeout * 1000),
+            max_poll_interval_ms=int(options.max_poll_interval * 1000),
+            fetch_max_wait_ms=int(options.fetch_max_wait * 1000),
+            fetch_max_bytes=options.fetch_max_bytes,
+            max_partition_fetch_bytes=options.max_partition_fetch_bytes,
+            request_timeout_ms=int(options.request_timeout * 1000),
+            metadata_max_age_ms=int(options.metadata_max_age * 1000),
+        )
+
+    async def start(self, assigned: Assigned, revoked: Revoked) -> None:
+        """Connect and join the group. Raises BrokerError naming the servers when none answers."""
+        self._consumer.subscribe(topics=self.topics, listener=_Listener(self, assigned, revoked))
+        try:
+            await self._consumer.start()
+        except (KafkaError, OSError) as error:
+            await self._consumer.stop()
+            raise BrokerError(
+                f"no Kafka broker answered at {self._options.bootstrap_servers} ({error}); "
+                "check KafkaOptions(bootstrap_servers=...) and that the broker is up"
+            ) from error
+
+    async def stop(self) -> None:
+        """Leave the group (at once, so that the others need not wait for the session to end) and disconnect."""
+        await self._consumer.stop()
+
+    @property
+    def membership(self) -> Membership:
+        """The group as the coordinator knows it now; generation -1 outside it."""
+        coordinator = self._consumer._coordinator
+        return Membership(coordinator.generation, coordinator.member_id)
+
+    async def poll(self, timeout: float, max_records: int) -> Mapping[TopicPartition, list[ConsumerRecord[Any, Any]]]:
+        """Records that have arrived. Returns {} after `timeout` seconds; raises BrokerError."""
+        try:
+            return await self._consumer.getmany(timeout_ms=int(timeout * 1000), max_records=max_records)  # type: ignore[no-any-return]
+        except KafkaError as error:
+            raise BrokerError(f"group {self.group}: fetch failed: {error!r}") from error
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stop fetching; what was fetched and not yet returned is dropped and read again on resume."""
+        owned = self._consumer.assignment()
+        self._consumer.pause(*(tp for tp in partitions if tp in owned))
+
+    def resume(self, partition: TopicPartition) -> None:
+        """Fetch again from where the partition stands."""
+        if partition in self._consumer.assignment():
+            self._consumer.resume(partition)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """The next record read is the first at or after `offset`."""
+        if partition in self._consumer.assignment():
+            self._consumer.seek(partition, offset)
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """Where reading stands, markers and compacted holes included; None when not (yet) known."""
+        subscription = self._consumer._subscription.subscription
+        assignment = None if subscription is None else subscription.assignment
+        if assignment is None or partition not in assignment.tps:
+            return None
+        state = assignment.state_value(partition)
+        return state.position if state.has_valid_position else None
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
+        """Offsets and metadata the group has committed; partitions without one are absent."""
+        wanted = list(partitions)
+        found = await self._bounded(self._consumer._coordinator.fetch_committed_offsets(wanted), "offset fetch")
+        return {tp: Committed(entry.offset, entry.metadata or "") for tp, entry in found.items()}
+
+    async def offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """First offset still in the log and the offset after the last readable one, for each partition."""
+        wanted = list(partitions)
+        first = await self._bounded(self._consumer.beginning_offsets(wanted), "list offsets")
+        end = await self._bounded(self._consumer.end_offsets(wanted), "list offsets")
+        return {tp: (first[tp], end[tp]) for tp in wanted}
+
+    async def existing_topics(self) -> frozenset[str]:
+        """Topics of the cluster that this client may see."""
+        return frozenset(await self._bounded(self._consumer.topics(), "metadata"))
+
+    async def commit(self, offsets: Mapping[TopicPartition, Committed], membership: Membership) -> None:
+        """Commit under `membership`, in one request, without retrying.
+
+        Raises MembershipLost when it is over (nothing was sent, or the broker refused it), MetadataTooLarge, and
+        BrokerError for everything that may pass.
+        """
+        if self.membership != membership:
+            raise MembershipLost(f"group {self.group}: generation {membership.generation} is over")
+        entries = {tp: OffsetAndMetadata(entry.offset, entry.metadata) for tp, entry in offsets.items()}
+        # The request takes the coordinator's generation before the first await, so nothing can come between the
+        # comparison above and it. The public commit() retries for ever, under whatever generation it finds.
+        request = self._consumer._coordinator._do_commit_offsets(None, entries)
+        try:
+            await self._bounded(request, "offset commit")
+        except BrokerError as error:
+            cause = error.__cause__
+            if isinstance(
+                cause, UnknownMemberIdError | IllegalGenerationError | RebalanceInProgressError | CommitFailedError
+            ):
+                raise MembershipLost(f"group {self.group}: commit refused: {cause!r}") from cause
+            if isinstance(cause, OffsetMetadataTooLargeError):
+                raise MetadataTooLarge(f"group {self.group}: the broker refused the commit's metadata") from cause
+            raise
+
+    async def _bounded(self, call: Awaitable[T], what: str) -> T:
+        """aiokafka's own calls may retry without end: give each one request time-out."""
+        try:
+            async with asyncio.timeout(self._options.request_timeout):
+                return await call
+        except (KafkaError, TimeoutError, OSError) as error:
+            raise BrokerError(f"group {self.group}: {what} failed: {error!r}") from error

@@ -1,0 +1,292 @@
+"""How a run ends: its rows durable, its outputs acknowledged, its record done; or retried, dead-lettered, held.
+
+The order never changes: rows durable, then outputs acknowledged, then the record complete. Until then the run is in
+flight, its lane waits and its offset can't pass.
+"""
+
+import asyncio
+import logging
+import traceback
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from random import random
+from time import monotonic
+
+from pyrula.kafka.dead_letter import letter, without_extras
+from pyrula.kafka.events import EventKind, Observer, RecordEvent
+from pyrula.kafka.outputs import OutputRefused, Outputs, TooLarge
+from pyrula.kafka.partition import Partition, Raw, RecordRun
+from pyrula.kafka.replayers import Replayers
+from pyrula.kafka.serde import RecordError
+from pyrula.workflows.errors import PyrulaError, SerializationError
+from pyrula.workflows.execution import Outcome, Output
+
+log = logging.getLogger("pyrula.kafka")
+
+# So many runs that don't match today's code within a minute mean a wrong deploy: the binding stops.
+MISMATCHES = 20
+MISMATCH_SECONDS = 60.0
+
+
+class RunTimeout(PyrulaError):
+    """A run took longer than its binding's run_timeout."""
+
+
+class RunEndings:
+    """The endings of one binding's runs."""
+
+    def __init__(self, outputs: Outputs, observer: Callable[[], Observer | None]) -> None:
+        self._outputs = outputs
+        self._observer = observer
+        self._mismatches: deque[float] = deque(maxlen=MISMATCHES)
+        self.pool: Replayers
+        self.problems: dict[tuple[str, int, int], str] = {}
+
+    def end(self, run: RecordRun, outcome: Outcome) -> None:
+        """Take over a run whose body has ended, been cut, or stands where today's code can't follow."""
+        partition = run.partition
+        if run.leftovers:
+            if partition.closed:
+                self.pool.linger(partition, run.origin, run.leftovers)
+            else:
+                gone = asyncio.gather(*run.leftovers, return_exceptions=True)
+                run.leftovers = ()
+                gone.add_done_callback(lambda _: self.end(run, outcome))
+                return
+        if partition.closed:
+            self.pool.leave(partition)
+            self.pool.wake()
+        elif outcome.status == "completed":
+            self._completed(run, outcome)
+        elif outcome.status == "failed":
+            assert outcome.error is not None
+            self._failed(run, outcome.error)
+        elif outcome.status == "cancelled":
+            self._when_durable(run, partial(self._finish, run, "cancelled", None))
+        elif outcome.status == "paused":
+            self._mismatch(run, outcome)
+        elif run.expired:
+            self._failed(run, RunTimeout(f"the run took longer than run_timeout={self.pool.binding.run_timeout} s"))
+        else:
+            # Cut although the partition is open: its token was superseded. The assignment is about to drop it.
+            self._release(partition)
+
+    def refuse(self, partition: Partition, record: Raw, error: RecordError) -> None:
+        """A record that can't be turned into a run: no attempt, no retry."""
+        run_id = partition.run_id(record.offset)
+        self._dispose(
+            partition, record, run_id, error, reason="undecodable", attempts=0, trace="", rows=None, since=monotonic()
+        )
+
+    def completed_at_once(self, run: RecordRun) -> None:
+        """Tell of a run that needed nothing but its body."""
+        self._tell("completed", run.partition, run.origin, run.run_id, run.attempt, None, run.started)
+
+    def _completed(self, run: RecordRun, outcome: Outcome) -> None:
+        outputs = list(run.outputs or ())
+        binding = self.pool.binding
+        if binding.output is not None:
+            try:
+                value, _ = binding.workflow.return_codec.encode(outcome.value, f"the result of {binding.workflow.name}")
+            except SerializationError as error:
+                self._failed(run, error)
+                return
+            outputs.append(Output(binding.output, value, run.origin.key, (), None, None))
+        self._when_durable(run, partial(self._produce, run, outputs))
+
+    def _when_durable(self, run: RecordRun, then: Callable[[], None]) -> None:
+        flush = run.flush
+        if flush is None or (flush.done and flush.error is None):
+            then()
+        else:
+            flush.on_done(partial(self._durable, run, then))
+
+    def _durable(self, run: RecordRun, then: Callable[[], None], error: Exception | None) -> None:
+        if error is not None or run.partition.closed:
+            self._release(run.partition)
+        else:
+            then()
+
+    def _produce(self, run: RecordRun, outputs: list[Output]) -> None:
+        if outputs:
+            self._outputs.produce(outputs, partial(self._produced, run))
+        else:
+            self._finish(run, "completed", None)
+
+    def _produced(self, run: RecordRun, refused: OutputRefused | None) -> None:
+        if refused is None:
+            self._finish(run, "completed", None)
+        else:
+            self._failed(run, refused)
+
+    def _finish(self, run: RecordRun, kind: EventKind, error: str | None) -> None:
+        partition = run.partition
+        if not partition.closed:
+            partition.complete(run.origin)
+            stats = self.pool.stats
+            setattr(stats, kind, getattr(stats, kind) + 1)
+            self._tell(kind, partition, run.origin, run.run_id, run.attempt, error, run.started)
+        self._release(partition)
+
+    def _release(self, partition: Partition) -> None:
+        self.pool.leave(partition)
+        self.pool.offer(partition)
+
+    def _failed(self, run: RecordRun, error: BaseException) -> None:
+        partition, pool = run.partition, self.pool
+        retry = pool.binding.retry
+        if run.attempt < retry.max_attempts and isinstance(error, Exception) and retry.retryable(error):
+            again = run.retry()
+            assert isinstance(again, RecordRun)
+            again.started = run.started
+            delay = retry.delay_for(error, run.attempt, random())
+            pool.stats.retried += 1
+            self._tell("retrying", partition, run.origin, run.run_id, run.attempt, _one_line(error), run.started)
+            asyncio.get_running_loop().call_later(delay, self._again, again)
+            self._release(partition)
+            return
+        pool.stats.failed += 1
+        rows = None if run.journal is None else run.journal.rows()
+        self._when_durable(
+            run,
+            partial(
+                self._dispose,
+                partition,
+                run.origin,
+                run.run_id,
+                error,
+                reason="failed",
+                attempts=run.attempt,
+                trace="".join(traceback.format_exception(error)),
+                rows=rows,
+                since=run.started,
+                run=run,
+            ),
+        )
+
+    def _again(self, run: RecordRun) -> None:
+        partition = run.partition
+        if not partition.closed:
+            partition.lanes.ready.appendleft(run)
+            self.pool.offer(partition)
+
+    def _dispose(
+        self,
+        partition: Partition,
+        record: Raw,
+        run_id: str,
+        error: BaseException,
+        *,
+        reason: str,
+        attempts: int,
+        trace: str,
+        rows: list[tuple[int, bytes]] | None,
+        since: float,
+        run: RecordRun | None = None,
+    ) -> None:
+        """The record's last word, by the binding's on_failure."""
+        binding, text = self.pool.binding, _one_line(error)
+        if binding.on_failure == "skip":
+            self._settle("skipped", partition, record, run_id, attempts, text, since)
+        elif binding.on_failure == "stop":
+            if run is not None:
+                # At its next assignment the run goes on from its journal without the last error.
+                run.retry()
+            self._hold("stopped", partition, record, run_id, attempts, text, since)
+        else:
+            copy = letter(
+                binding.dead_letter_topic_of(record.topic),
+                record,
+                group=binding.group,
+                workflow=binding.workflow.name,
+                run_id=run_id,
+                reason=reason,
+                message=text,
+                attempts=attempts,
+                trace=trace,
+                rows=rows,
+            )
+            self._post(copy, partition, record, run_id, attempts, text, since)
+
+    def _post(
+        self, copy: Output, partition: Partition, record: Raw, run_id: str, attempts: int, text: str, since: float
+    ) -> None:
+        def posted(refused: OutputRefused | None) -> None:
+            if refused is None:
+                self._settle("dead_lettered", partition, record, run_id, attempts, text, since)
+                return
+            smaller = without_extras(copy)
+            if isinstance(refused, TooLarge) and smaller != copy:
+                self._post(smaller, partition, record, run_id, attempts, text, since)
+            else:
+                self._hold("stopped", partition, record, run_id, attempts, f"no dead letter: {refused}", since)
+
+        self._outputs.produce([copy], posted)
+
+    def _settle(
+        self, kind: EventKind, partition: Partition, record: Raw, run_id: str, attempts: int, text: str, since: float
+    ) -> None:
+        if not partition.closed:
+            partition.complete(record)
+            stats = self.pool.stats
+            setattr(stats, kind, getattr(stats, kind) + 1)
+            self._tell(kind, partition, record, run_id, attempts, text, since)
+        self._release(partition)
+
+    def _hold(
+        self, kind: EventKind, partition: Partition, record: Raw, run_id: str, attempts: int, text: str, since: float
+    ) -> None:
+        """The record stays unfinished and its lane with it; others go on until the window is full."""
+        partition.stopped[record.offset] = (
+            f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}: {text}"
+        )
+        log.error("%s[%d] offset %d is held: %s", partition.tp.topic, partition.tp.partition, record.offset, text)
+        self._tell(kind, partition, record, run_id, attempts, text, since)
+        self._release(partition)
+
+    def _mismatch(self, run: RecordRun, outcome: Outcome) -> None:
+        pool, now = self.pool, monotonic()
+        pool.stats.paused += 1
+        self._mismatches.append(now)
+        if len(self._mismatches) == MISMATCHES and now - self._mismatches[0] <= MISMATCH_SECONDS and not pool.halted:
+            pool.halted = (
+                f"{MISMATCHES} runs of {pool.binding.workflow.name} within a minute don't match today's code: "
+                "was the workflow's body changed by the last deploy? Deploy the former body, or guard the change with "
+                "ctx.patched(...), and restart"
+            )
+            log.error("binding %s is paused: %s", pool.binding.name, pool.halted)
+        assert outcome.error is not None
+        self._hold("paused", run.partition, run.origin, run.run_id, run.attempt, str(outcome.error), run.started)
+
+    def _tell(
+        self,
+        kind: EventKind,
+        partition: Partition,
+        record: Raw,
+        run_id: str,
+        attempt: int,
+        error: str | None,
+        since: float,
+    ) -> None:
+        observer = self._observer()
+        if observer is not None:
+            observer(
+                RecordEvent(
+                    kind,
+                    self.pool.binding.name,
+                    record.topic,
+                    record.partition,
+                    record.offset,
+                    record.key,
+                    run_id,
+                    attempt,
+                    error,
+                    monotonic() - since,
+                )
+            )
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,74 @@
+"""What a worker tells of itself: events of single records, counters of a binding, and its health.
+
+Plain data, no I/O. Health answers "would a restart or a person help?", so a long-running body alone is not sick.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+EventKind = Literal[
+    "completed",  # the run ended and its outputs, if any, are acknowledged
+    "retrying",  # the run failed and will be tried again after a delay
+    "dead_lettered",  # the record's copy is acknowledged by the dead-letter topic
+    "stopped",  # on_failure="stop": the record stays unfinished and its lane holds
+    "skipped",  # on_failure="skip": the record counts as done
+    "paused",  # today's code doesn't match the run's journal; its lane holds
+    "cancelled",  # the run was cancelled; the record counts as done
+    "lost",  # retention deleted records before they were read
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEvent:
+    """One thing that happened to one record. `seconds` is the time since its body first started here."""
+
+    kind: EventKind
+    binding: str
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    run_id: str
+    attempt: int
+    error: str | None = None
+    seconds: float = 0.0
+
+
+Observer = Callable[[RecordEvent], None]
+
+
+@dataclass(slots=True)
+class BindingStats:
+    """Counters of one binding since its worker started, and gauges of now."""
+
+    binding: str
+    completed: int = 0
+    retried: int = 0
+    failed: int = 0
+    dead_lettered: int = 0
+    skipped: int = 0
+    cancelled: int = 0
+    paused: int = 0
+    in_flight: int = 0
+    buffered: int = 0
+    partitions: int = 0
+    lag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BindingHealth:
+    """State of one binding: "healthy", "degraded" (works, a person should look), or "unhealthy" (doesn't work)."""
+
+    binding: str
+    state: Literal["healthy", "degraded", "unhealthy"]
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """State of a worker: the worst of its bindings, and why."""
+
+    state: Literal["starting", "healthy", "degraded", "unhealthy", "stopping"]
+    bindings: tuple[BindingHealth, ...] = ()
+    reasons: tuple[str, ...] = field(default=())

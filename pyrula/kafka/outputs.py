@@ -1,0 +1,201 @@
+"""Records that runs produce: results, dead letters. Produced idempotently, counted only when the broker acknowledged them.
+
+Each topic has a queue and a sender of its own, so a topic that is missing, forbidden or slow holds back only its own
+records. What a topic refuses for good (a record too large, an impossible partition) is told to the caller at once; all
+else is tried again until it goes through, and `problems` names the topic meanwhile.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import (
+    InvalidTopicError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+
+from pyrula.kafka.options import KafkaOptions
+from pyrula.workflows.errors import PyrulaError
+from pyrula.workflows.execution import Output
+
+log = logging.getLogger("pyrula.kafka")
+
+RETRY_SECONDS = 1.0
+
+
+class OutputRefused(PyrulaError):
+    """A topic will never take this record as it is."""
+
+
+class TooLarge(OutputRefused):
+    """The record is larger than the topic or the producer allows."""
+
+
+Done = Callable[[OutputRefused | None], None]
+
+
+class _Pending:
+    """What one run has on its way: `done` is called once, when all of it is acknowledged or one part is refused."""
+
+    __slots__ = ("done", "left")
+
+    def __init__(self, left: int, done: Done) -> None:
+        self.left = left
+        self.done: Done | None = done
+
+    def acknowledged(self) -> None:
+        self.left -= 1
+        if self.left == 0 and self.done is not None:
+            done, self.done = self.done, None
+            done(None)
+
+    def refused(self, error: OutputRefused) -> None:
+        if self.done is not None:
+            done, self.done = self.done, None
+            done(error)
+
+
+class Outputs:
+    """The producing side of one cluster in one worker."""
+
+    def __init__(self, options: KafkaOptions) -> None:
+        self._options = options
+        self._producer: AIOKafkaProducer | None = None
+        self._senders: dict[str, _Sender] = {}
+        self._starting = asyncio.Lock()
+        self._retiring: set[asyncio.Task[None]] = set()
+        self.problems: dict[str, str] = {}
+
+    def produce(self, outputs: Sequence[Output], done: Done) -> None:
+        """Queue the outputs of one run; `done` is called on the loop with None, or with why one was refused."""
+        pending = _Pending(len(outputs), done)
+        for output in outputs:
+            sender = self._senders.get(output.topic)
+            if sender is None:
+                sender = self._senders[output.topic] = _Sender(self, output.topic)
+            sender.put(output, pending)
+
+    async def producer(self) -> AIOKafkaProducer:
+        """The running producer, started at the first output. Raises KafkaError when no broker answers."""
+        async with self._starting:
+            if self._producer is None:
+                options = self._options
+                producer = AIOKafkaProducer(
+                    **options.connection(),
+                    enable_idempotence=True,
+                    acks="all",
+                    linger_ms=int(options.linger * 1000),
+                    compression_type=options.compression,
+                    max_request_size=options.max_request_size,
+                    request_timeout_ms=int(options.request_timeout * 1000),
+                    metadata_max_age_ms=int(options.metadata_max_age * 1000),
+                )
+                try:
+                    await producer.start()
+                except BaseException:
+                    await producer.stop()
+                    raise
+                self._producer = producer
+                return producer
+            return self._producer
+
+    def renew(self, producer: AIOKafkaProducer) -> None:
+        """An idempotent producer that lost its sequence can't go on: the next send gets a new one."""
+        if self._producer is producer:
+            self._producer = None
+            self._retiring.add(task := asyncio.get_running_loop().create_task(producer.stop(), name="stop producer"))
+            task.add_done_callback(self._retired)
+
+    def _retired(self, task: "asyncio.Task[None]") -> None:
+        self._retiring.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a producer that was given up did not close cleanly: %r", error)
+
+    async def stop(self) -> None:
+        """Disconnect. What is still queued stays unproduced, so its records stay unfinished."""
+        for sender in self._senders.values():
+            sender.task.cancel()
+        await asyncio.gather(*(sender.task for sender in self._senders.values()), return_exceptions=True)
+        if self._producer is not None:
+            await self._producer.stop()
+
+
+class _Sender:
+    def __init__(self, outputs: Outputs, topic: str) -> None:
+        self._outputs = outputs
+        self._topic = topic
+        self._queue: deque[tuple[Output, _Pending]] = deque()
+        self._filled = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"outputs to {topic}")
+
+    def put(self, output: Output, pending: _Pending) -> None:
+        self._queue.append((output, pending))
+        self._filled.set()
+
+    async def _run(self) -> None:
+        queue = self._queue
+        while True:
+            if not queue:
+                self._filled.clear()
+                await self._filled.wait()
+            output, pending = queue[0]
+            try:
+                producer = await self._outputs.producer()
+                acknowledged = await producer.send(
+                    output.topic,
+                    output.value,
+                    key=output.key,
+                    partition=output.partition,
+                    timestamp_ms=output.timestamp_ms,
+                    headers=list(output.headers),
+                )
+            except (MessageSizeTooLargeError, InvalidTopicError, AssertionError, ValueError, TypeError) as error:
+                queue.popleft()
+                pending.refused(self._refusal(error))
+            except (KafkaError, OSError) as error:
+                self._trouble(error)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                queue.popleft()
+                acknowledged.add_done_callback(partial(self._answered, producer, output, pending))
+
+    def _answered(
+        self, producer: AIOKafkaProducer, output: Output, pending: _Pending, answer: "asyncio.Future[object]"
+    ) -> None:
+        error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
+        if error is None:
+            if self._outputs.problems:
+                self._outputs.problems.pop(self._topic, None)
+            pending.acknowledged()
+        elif isinstance(error, MessageSizeTooLargeError | InvalidTopicError):
+            pending.refused(self._refusal(error))
+        else:
+            self._trouble(error)
+            if not (isinstance(error, KafkaError) and error.retriable):
+                self._outputs.renew(producer)
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.put, output, pending)
+
+    def _refusal(self, error: Exception) -> OutputRefused:
+        if isinstance(error, MessageSizeTooLargeError):
+            return TooLarge(
+                f"topic {self._topic} refused a record as too large ({error}); raise the topic's max.message.bytes "
+                "and KafkaOptions(max_request_size=...), or send less"
+            )
+        return OutputRefused(f"topic {self._topic} refused a record: {error!r}")
+
+    def _trouble(self, error: BaseException) -> None:
+        if isinstance(error, UnknownTopicOrPartitionError):
+            text = f"topic {self._topic} does not exist; create it"
+        elif isinstance(error, TopicAuthorizationFailedError):
+            text = f"not allowed to write to topic {self._topic}; grant it WRITE"
+        else:
+            text = f"writing to topic {self._topic} fails: {error!r}"
+        if self._outputs.problems.get(self._topic) != text:
+            log.warning("%s (records that wait for it stay unfinished)", text)
+        self._outputs.problems[self._topic] = text

@@ -1,0 +1,272 @@
+"""One partition during one assignment: what was read of it, what of that may start, what is done, what is journaled.
+
+Owns the buffer's bounds, the lanes, the offset tracker and the partition's queue into the group commit. All of it dies
+with the assignment, so a record fetched under an old generation can change nothing of a later one. It knows neither the
+Kafka client (it asks for pause and resume through callables) nor who executes its records.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+from aiokafka import TopicPartition
+
+from pyrula.kafka.binding import Binding
+from pyrula.kafka.lanes import Lanes
+from pyrula.kafka.offsets import OffsetTracker
+from pyrula.kafka.record import RawRecord, Record, Witness, fingerprint, run_id
+from pyrula.workflows.execution import Execution
+from pyrula.workflows.group_commit import Flush, GroupCommit
+from pyrula.workflows.replay.journal import Entry, Journal, decode_row, encode_row
+from pyrula.workflows.store.port import Row, Token
+
+log = logging.getLogger("pyrula.kafka")
+
+Raw: TypeAlias = RawRecord
+
+# A buffered record costs this much beside its key and value (headers are counted with it).
+RECORD_OVERHEAD = 400
+
+# Why a partition isn't read just now.
+BUFFER, WINDOW, HALTED = 1, 2, 4
+
+
+class RecordRun(Execution):
+    """The run of one record. `origin` is the record as the client gave it, `flush` the flush its last row travels in."""
+
+    __slots__ = ("expired", "partition", "print", "started")
+
+    origin: Raw
+    partition: "Partition"
+    print: str | None
+    started: float
+    expired: bool
+
+    @property
+    def run_id(self) -> str:
+        """Made from the record's place when asked for: most runs never are."""
+        return self.partition.run_id(self.origin.offset)
+
+
+def size_of(record: Raw) -> int:
+    """Bytes a buffered record is counted with."""
+    value, key = record.value, record.key
+    size = RECORD_OVERHEAD
+    if value is not None:
+        size += len(value)
+    if key is not None:
+        size += len(key)
+    for _, header in record.headers:
+        size += len(header) if header is not None else 0
+    return size
+
+
+class Bounds:
+    """How much of one partition may be in memory; computed anew after each assignment."""
+
+    __slots__ = ("bytes", "records", "window_bytes", "window_offsets")
+
+    def __init__(self, records: int, size: int, window_offsets: int, window_bytes: int) -> None:
+        self.records = records
+        self.bytes = size
+        self.window_offsets = window_offsets
+        self.window_bytes = window_bytes
+
+
+class Partition:
+    """A partition that this process has been assigned, from the first record read to the last commit."""
+
+    def __init__(
+        self,
+        tp: TopicPartition,
+        binding: Binding,
+        *,
+        shard: int,
+        token: Token,
+        source: bytes,
+        tracker: OffsetTracker,
+        rows: Sequence[Row],
+        known: Witness | None,
+        commits: GroupCommit,
+        bounds: Bounds,
+        fetch: Callable[[bool], None],
+        fenced: Callable[["Partition"], None],
+    ) -> None:
+        self.tp = tp
+        self.binding = binding
+        self.shard = shard
+        self.token = token
+        self.source = source
+        self.tracker = tracker
+        self.lanes: Lanes[Any] = Lanes(binding.ordering)
+        self.bounds = bounds
+        self.closed = False
+        self.in_flight = 0
+        self.turn = 0
+        self.in_rotation = False
+        self.buffered = 0
+        self.buffered_bytes = 0
+        self.changed = False
+        self.committed = tracker.committable()
+        self.background: set[asyncio.Task[None]] = set()
+        self.stopped: dict[int, str] = {}
+        self.running: dict[int, RecordRun] = {}
+        self.journal: dict[int, list[tuple[int, bytes]]] = {}
+        self.journaled = bool(rows)
+        for row in rows:
+            self.journal.setdefault(row.position, []).append((row.index, row.data))
+        self._journal_bytes: dict[int, int] = {}
+        self._live_bytes = 0
+        self._highest: Raw | None = None
+        self._top: Raw | None = None
+        self._known = known
+        self._holds = 0
+        self._fetch = fetch
+        self._fenced = fenced
+        self._queue = commits.lane(source, token, self._marks)
+        self._flush: Flush | None = None
+
+    def receive(self, records: list[Raw]) -> None:
+        """Take records that were read, in offset order; those known to be done are dropped here."""
+        tracker = self.tracker
+        mapped = tracker.has_map
+        tracker.extend([record.offset for record in records])
+        if mapped:
+            records = [record for record in records if not tracker.is_done(record.offset)]
+        self.buffered += len(records)
+        self.buffered_bytes += sum(map(size_of, records))
+        self.lanes.extend(records)
+        self.check_bounds()
+
+    def complete(self, record: Raw) -> None:
+        """The record needs nothing more, ever: its offset counts, its lane goes on."""
+        offset = record.offset
+        if self.closed:
+            return
+        self.tracker.complete(offset)
+        self.changed = True
+        self.buffered -= 1
+        self.buffered_bytes -= size_of(record)
+        lanes = self.lanes
+        lanes.leave(lanes.name(record.key))
+        if self.journal:
+            self.journal.pop(offset, None)
+        top = self._top
+        if top is None or offset > top.offset:
+            self._top = record
+        if self._holds:
+            self.check_bounds()
+
+    def rows_of(self, record: Raw) -> Journal | None:
+        """What the journal holds of this very record: rows of another log's record at its offset are ignored."""
+        rows = self.journal.get(record.offset)
+        if rows is None:
+            return None
+        _, witnessed = decode_row(rows[0][1])
+        if witnessed != fingerprint(record):
+            log.warning(
+                "%s offset %d: its journal belongs to another record, so it is not used", self.tp, record.offset
+            )
+            del self.journal[record.offset]
+            return None
+        return Journal.load(rows)
+
+    def run_id(self, offset: int) -> str:
+        """The id of the run of the record at `offset`."""
+        binding = self.binding
+        return run_id(
+            self.shard, binding.cluster, binding.group, self.tp.topic, self.tp.partition, offset, self.token.incarnation
+        )
+
+    def append(self, run: Execution, index: int, entry: Entry | None) -> None:
+        """Host of runs: queue a row for the next group commit."""
+        assert isinstance(run, RecordRun)
+        record: Raw = run.origin
+        if run.print is None:
+            run.print = fingerprint(record)
+        data = b"" if entry is None else encode_row(entry, run.print)
+        offset = record.offset
+        if self._highest is None or offset > self._highest.offset:
+            self._highest = record
+        bucket = offset >> 10
+        self._journal_bytes[bucket] = self._journal_bytes.get(bucket, 0) + len(data)
+        self._live_bytes += len(data)
+        self.journaled = True
+        flush = self._queue.add(offset, index, data)
+        run.flush = flush
+        if flush is not self._flush:
+            self._flush = flush
+            flush.on_done(self._flushed)
+
+    def _flushed(self, error: Exception | None) -> None:
+        if error is not None and not self.closed:
+            self._fenced(self)
+
+    def durable(self, run: Execution) -> Awaitable[None] | None:
+        """Host of runs: None when every row of the run is acknowledged, else what to await; raises LeaseLost there."""
+        flush: Flush | None = run.flush
+        if flush is None or (flush.done and flush.error is None):
+            return None
+        return flush.wait()
+
+    def record(self, run: Execution) -> Record[Any] | None:
+        """Host of runs: the record that ctx.record shows."""
+        raw: Raw = run.origin
+        return Record.of(raw, raw.value)
+
+    def flushed(self) -> Awaitable[None]:
+        """Done when every row so far is durable."""
+        return self._queue.touch().wait()
+
+    def _marks(self) -> tuple[int, bytes | None]:
+        highest = self._highest
+        if highest is None:
+            return -1, None
+        return highest.offset, bytes(Witness(highest.offset, fingerprint(highest)))
+
+    def witness(self) -> Witness | None:
+        """The highest record known to be done, by which a later assignment knows the log again."""
+        top, known = self._top, self._known
+        if top is None or (known is not None and known.offset > top.offset):
+            return known
+        return Witness(top.offset, fingerprint(top))
+
+    def pruned(self, below: int) -> None:
+        """The store dropped what it held under `below`."""
+        for bucket in [bucket for bucket in self._journal_bytes if (bucket + 1) << 10 <= below]:
+            self._live_bytes -= self._journal_bytes.pop(bucket)
+        self.check_bounds()
+
+    def check_bounds(self) -> None:
+        """Pause or resume reading, with a low mark at half the high one so that it doesn't flutter."""
+        bounds, holds = self.bounds, self._holds
+        if self.buffered >= bounds.records or self.buffered_bytes >= bounds.bytes:
+            holds |= BUFFER
+        elif self.buffered * 2 <= bounds.records and self.buffered_bytes * 2 <= bounds.bytes:
+            holds &= ~BUFFER
+        if self.tracker.span >= bounds.window_offsets or self._live_bytes >= bounds.window_bytes:
+            holds |= WINDOW
+        else:
+            holds &= ~WINDOW
+        self._set_holds(holds)
+
+    def halt(self, halted: bool) -> None:
+        """Stop or go on reading for a reason of the binding's own."""
+        self._set_holds(self._holds | HALTED if halted else self._holds & ~HALTED)
+
+    def _set_holds(self, holds: int) -> None:
+        before, self._holds = self._holds, holds
+        if bool(before) != bool(holds) and not self.closed:
+            self._fetch(not holds)
+
+    @property
+    def held_by_window(self) -> bool:
+        """True while the window (offsets or live journal) keeps the partition from being read."""
+        return bool(self._holds & WINDOW)
+
+    def close(self) -> None:
+        """End of the assignment: nothing of it starts, completes or is journaled from here on."""
+        self.closed = True
+        self.lanes.clear()
+        self._queue.close()

@@ -1,0 +1,260 @@
+"""The replayers of one binding: long-lived tasks that take the head of a free lane, run it, and say how it ended.
+
+At most `max_concurrency` runs are in flight; a run whose rows or outputs still wait for an acknowledgement is in flight
+too, though its replayer has gone on. Partitions are served in turn. So that records that block in one partition can't
+take every slot, each partition keeps a reserve of half an equal share to itself: one partition alone may use all slots, among n
+each is sure of ``max_concurrency // (2 * n)`` (at least one where there are as many slots as partitions).
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Any, Protocol
+
+from aiokafka import TopicPartition
+
+from pyrula.kafka.binding import Binding
+from pyrula.kafka.events import BindingStats
+from pyrula.kafka.partition import Partition, Raw, RecordRun
+from pyrula.kafka.serde import RecordError
+from pyrula.workflows.clock import Clock
+from pyrula.workflows.execution import Outcome
+
+log = logging.getLogger("pyrula.kafka")
+
+# After so many records in one go a replayer lets the loop's other tasks run (fetches, heartbeats, flushes).
+BURST = 64
+# Records of one partition served before the next partition's turn.
+TURN = 16
+
+
+class Endings(Protocol):
+    """What becomes of a run that can't simply be counted as done."""
+
+    def end(self, run: RecordRun, outcome: Outcome) -> None: ...
+
+    def refuse(self, partition: Partition, record: Raw, error: RecordError) -> None: ...
+
+
+class Replayers:
+    """The pool of one binding in this process."""
+
+    def __init__(self, binding: Binding, endings: Endings, clock: Clock) -> None:
+        self.binding = binding
+        self.stats = BindingStats(binding.name)
+        self.in_flight = 0
+        self.halted: str | None = None
+        self._endings = endings
+        self._clock = clock
+        self._limit = binding.max_concurrency
+        self._arguments = binding.arguments
+        self._rotation: deque[Partition] = deque()
+        self._partitions: set[Partition] = set()
+        self._reserve = 0
+        self._unused_reserve = 0
+        self._idle: list[asyncio.Future[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._busy_lanes: dict[tuple[TopicPartition, object], asyncio.Future[Any]] = {}
+        self._run_timeout = binding.run_timeout
+        self._plain = binding.output is None
+        self.on_completed: Callable[[RecordRun], None] | None = None
+
+    def add(self, partition: Partition) -> None:
+        """Serve a partition from now on."""
+        self._partitions.add(partition)
+        self._share_out()
+
+    def remove(self, partition: Partition) -> None:
+        """Start nothing more of a partition; what runs goes on."""
+        self._partitions.discard(partition)
+        if partition.in_rotation:
+            self._rotation.remove(partition)
+            partition.in_rotation = False
+        self._share_out()
+
+    def _share_out(self) -> None:
+        count = len(self._partitions)
+        self.stats.partitions = count
+        if count < 2:
+            self._reserve = 0
+        else:
+            self._reserve = self._limit // (2 * count) or int(self._limit >= count)
+        self._unused_reserve = sum(max(0, self._reserve - partition.in_flight) for partition in self._partitions)
+
+    def offer(self, partition: Partition) -> None:
+        """The partition may have heads of lanes ready: see that somebody takes them."""
+        if not partition.in_rotation and partition.lanes.ready and partition in self._partitions:
+            partition.in_rotation = True
+            self._rotation.append(partition)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let one more replayer look for work, if there may be any."""
+        if not self._rotation or self.halted or self.in_flight >= self._limit:
+            return
+        while self._idle:
+            waiter = self._idle.pop()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        if len(self._tasks) < self._limit:
+            task = asyncio.get_running_loop().create_task(self._replay(), name=f"replayer {self.binding.name}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _suspended(self) -> None:
+        # The body really waits: others may run meanwhile. Two, so that a cold pool fills in a few turns.
+        self.wake()
+        self.wake()
+
+    def _take(self) -> tuple[Partition, Any] | None:
+        if self.halted:
+            return None
+        limit, rotation = self._limit, self._rotation
+        free = limit - self.in_flight
+        if free <= 0:
+            return None
+        for _ in range(len(rotation)):
+            partition = rotation[0]
+            ready = partition.lanes.ready
+            if not ready:
+                rotation.popleft()
+                partition.in_rotation = False
+                continue
+            if partition.in_flight >= self._reserve and free <= self._unused_reserve:
+                rotation.rotate(-1)
+                continue
+            partition.turn += 1
+            if partition.turn >= TURN:
+                partition.turn = 0
+                rotation.rotate(-1)
+            return partition, ready.popleft()
+        return None
+
+    def leave(self, partition: Partition) -> None:
+        """A run of the partition is no longer in flight."""
+        self.in_flight -= 1
+        partition.in_flight -= 1
+        if partition.in_flight < self._reserve and partition in self._partitions:
+            self._unused_reserve += 1
+
+    async def _replay(self) -> None:
+        loop = asyncio.get_running_loop()
+        burst = 0
+        while True:
+            taken = self._take()
+            if taken is None:
+                waiter = loop.create_future()
+                self._idle.append(waiter)
+                await waiter
+                burst = 0
+                continue
+            partition, head = taken
+            if partition.in_flight < self._reserve:
+                self._unused_reserve -= 1
+            partition.in_flight += 1
+            self.in_flight += 1
+            try:
+                await self._one(partition, head)
+            except BaseException:
+                self.leave(partition)
+                raise
+            burst += 1
+            if burst >= BURST:
+                burst = 0
+                await asyncio.sleep(0)
+
+    async def _one(self, partition: Partition, head: Any) -> None:
+        """Run one head to where this replayer can leave it: done, failed, or waiting for an acknowledgement."""
+        if type(head) is RecordRun:
+            run, record = head, head.origin
+        else:
+            record = head
+            if self._busy_lanes:
+                await self._former_body(partition, record)
+                if partition.closed:
+                    self.leave(partition)
+                    return
+            try:
+                args, kwargs = self._arguments(record)
+            except RecordError as error:
+                self._endings.refuse(partition, record, error)
+                return
+            run = RecordRun(
+                self.binding.workflow,
+                "",
+                partition,
+                args,
+                kwargs,
+                journal=partition.rows_of(record) if partition.journal else None,
+                origin=record,
+                clock=self._clock,
+                on_suspend=self._suspended,
+            )
+            run.partition = partition
+            run.print = None
+            run.expired = False
+            run.started = monotonic()
+        offset = record.offset
+        partition.running[offset] = run
+        if self._run_timeout is None:
+            outcome = await run.run()
+        else:
+            outcome = await self._limited(run)
+        partition.running.pop(offset, None)
+        if outcome.status == "completed" and run.flush is None and run.outputs is None and self._plain:
+            partition.complete(record)
+            self.leave(partition)
+            self.stats.completed += 1
+            if self.on_completed is not None:
+                self.on_completed(run)
+        else:
+            self._endings.end(run, outcome)
+
+    async def _limited(self, run: RecordRun) -> Outcome:
+        assert self._run_timeout is not None
+
+        def expire() -> None:
+            run.expired = True
+            run.cut()
+
+        timer = asyncio.get_running_loop().call_later(self._run_timeout, expire)
+        try:
+            return await run.run()
+        finally:
+            timer.cancel()
+
+    async def _former_body(self, partition: Partition, record: Raw) -> None:
+        """Wait for a body of the lane that an earlier assignment could not end (a thread can't be cancelled)."""
+        former = self._busy_lanes.get((partition.tp, partition.lanes.name(record.key)))
+        if former is not None:
+            log.warning(
+                "%s: offset %d waits for an earlier body of its lane that still runs", partition.tp, record.offset
+            )
+            await asyncio.wait([former])
+
+    def linger(self, partition: Partition, record: Raw, leftovers: Iterable[asyncio.Future[Any]]) -> None:
+        """A cut run left these behind: the next record of its lane waits for them."""
+        lane = partition.lanes.name(record.key)
+        if lane is None:
+            return
+        name = (partition.tp, lane)
+        former = self._busy_lanes.get(name)
+        waiting = [*leftovers] if former is None else [former, *leftovers]
+        gone: asyncio.Future[Any] = asyncio.gather(*waiting, return_exceptions=True)
+        self._busy_lanes[name] = gone
+
+        def forget(_: asyncio.Future[Any]) -> None:
+            if self._busy_lanes.get(name) is gone:
+                del self._busy_lanes[name]
+
+        gone.add_done_callback(forget)
+
+    async def stop(self) -> None:
+        """End the replayers; their runs must have ended before."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,290 @@
+"""The worker process: its bindings, its store, its groups, from start to the last commit.
+
+Puts the parts together and watches over them; what each does is its own module's affair. A worker ends by `stop()` or by
+SIGTERM or SIGINT, both of which drain; a second signal ends it at once.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from pyrula.kafka.binding import Binding, check_bindings
+from pyrula.kafka.client import BrokerError
+from pyrula.kafka.consume import GroupConsumer
+from pyrula.kafka.endings import RunEndings
+from pyrula.kafka.events import BindingHealth, BindingStats, Health, Observer
+from pyrula.kafka.options import KafkaOptions
+from pyrula.kafka.outputs import Outputs
+from pyrula.kafka.partition import Partition
+from pyrula.kafka.replayers import Replayers
+from pyrula.workflows.clock import Clock, SystemClock
+from pyrula.workflows.errors import ConfigurationError
+from pyrula.workflows.execution import install, uninstall
+from pyrula.workflows.group_commit import GroupCommit
+from pyrula.workflows.store.port import SourceStore
+
+log = logging.getLogger("pyrula.kafka")
+
+# After drain_timeout, this long for commits, closing connections and logs; then the process ends.
+EXIT_SECONDS = 10.0
+
+
+class KafkaWorker:
+    """Runs workflows for the records of the topics they are bound to.
+
+    >>> worker = KafkaWorker(
+    ...     bindings=[Binding(charge_order, topic="orders", group="billing")],
+    ...     store=ValkeyStore(url="valkey://localhost:6379"),
+    ...     kafka=KafkaOptions(bootstrap_servers="localhost:9092"),
+    ... )
+    >>> asyncio.run(worker.run())
+
+    `kafka` may also be a mapping from cluster names to options, for bindings with ``cluster=``. Raises
+    ConfigurationError for bindings that can't stand together.
+    """
+
+    def __init__(
+        self,
+        bindings: Sequence[Binding] | Binding,
+        *,
+        store: SourceStore,
+        kafka: KafkaOptions | Mapping[str, KafkaOptions],
+        clock: Clock | None = None,
+        on_event: Observer | None = None,
+    ) -> None:
+        self.bindings = (bindings,) if isinstance(bindings, Binding) else tuple(bindings)
+        if not self.bindings:
+            raise ConfigurationError(
+                "KafkaWorker needs at least one binding: bindings=[Binding(workflow, topic=..., group=...)]"
+            )
+        check_bindings(self.bindings)
+        self._clusters = {"default": kafka} if isinstance(kafka, KafkaOptions) else dict(kafka)
+        for binding in self.bindings:
+            if binding.cluster not in self._clusters:
+                raise ConfigurationError(
+                    f"binding {binding.name}: no KafkaOptions for cluster {binding.cluster!r}; "
+                    f"kafka= has {', '.join(map(repr, self._clusters))}"
+                )
+        self.store = store
+        self.on_event = on_event
+        self._clock = clock or SystemClock()
+        self._state: str = "starting"
+        self._stopping = asyncio.Event()
+        self._pools: list[Replayers] = []
+        self._endings: list[RunEndings] = []
+        self._groups: list[GroupConsumer] = []
+        self._outputs: dict[str, Outputs] = {}
+        self._commits: GroupCommit | None = None
+        self._signals = 0
+        self._missing: dict[str, str] = {}
+
+    def stop(self) -> None:
+        """Drain and end: run() returns within drain_timeout and a little. May be called from a signal handler."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Work until stop() or a signal. Raises ConfigurationError, BrokerError or StoreUnavailable if it can't start."""
+        loop = asyncio.get_running_loop()
+        install(loop)
+        restore = self._catch_signals(loop)
+        try:
+            await self.store.open()
+            await self._start()
+            await self._watch()
+        finally:
+            self._state = "stopping"
+            try:
+                await self._shut_down()
+            finally:
+                restore()
+                uninstall(loop)
+
+    def stats(self) -> list[BindingStats]:
+        """Counters and gauges of each binding, as of now."""
+        answers = []
+        for pool in self._pools:
+            stats = pool.stats
+            partitions = self._partitions_of(pool.binding)
+            stats.in_flight = pool.in_flight
+            stats.buffered = sum(partition.buffered for partition in partitions)
+            answers.append(stats)
+        return answers
+
+    def health(self) -> Health:
+        """What works and what doesn't, with the reason and the way out."""
+        shared: list[str] = []
+        if self._commits is not None and self._commits.outage is not None:
+            shared.append("the store can't be reached: journaled steps wait")
+        bindings = tuple(self._health_of(pool, shared) for pool in self._pools)
+        states = [one.state for one in bindings]
+        if self._state in ("starting", "stopping"):
+            return Health(self._state, bindings)  # type: ignore[arg-type]
+        worst = "unhealthy" if "unhealthy" in states else "degraded" if "degraded" in states else "healthy"
+        return Health(worst, bindings, tuple(shared))  # type: ignore[arg-type]
+
+    def _health_of(self, pool: Replayers, shared: Iterable[str]) -> BindingHealth:
+        binding = pool.binding
+        sick = list(shared)
+        odd: list[str] = []
+        if pool.halted:
+            sick.append(pool.halted)
+        for group in self._groups:
+            if group.pools.get(next(iter(binding.topics))) is not pool:
+                continue
+            if group.problem:
+                sick.append(group.problem)
+            if group.assignment is not None:
+                unopened = group.assignment.unopened
+                sick += [
+                    f"{tp.topic}[{tp.partition}]: {why}" for tp, why in unopened.items() if tp.topic in binding.topics
+                ]
+        topics = {*(binding.dead_letter_topic_of(topic) for topic in binding.topics), binding.output}
+        problems = self._outputs[binding.cluster].problems if binding.cluster in self._outputs else {}
+        odd += [text for topic, text in problems.items() if topic in topics or topic not in self._dead_letter_topics()]
+        odd += [text for topic, text in self._missing.items() if topic in topics]
+        for partition in self._partitions_of(binding):
+            odd += list(partition.stopped.values())[:3]
+            if partition.held_by_window:
+                oldest = partition.tracker.oldest()
+                odd.append(
+                    f"{partition.tp.topic}[{partition.tp.partition}] is not read: record {oldest} is unfinished and the "
+                    "window behind it is full"
+                )
+        return BindingHealth(binding.name, "unhealthy" if sick else "degraded" if odd else "healthy", (*sick, *odd))
+
+    def _dead_letter_topics(self) -> set[str]:
+        return {binding.dead_letter_topic_of(topic) for binding in self.bindings for topic in binding.topics}
+
+    def _partitions_of(self, binding: Binding) -> list[Partition]:
+        return [p for group in self._groups for p in group.partitions if p.binding is binding]
+
+    async def _start(self) -> None:
+        self._commits = GroupCommit(self.store.append_rows)
+        groups: dict[tuple[str, str], dict[str, Replayers]] = {}
+        for binding in self.bindings:
+            outputs = self._outputs.setdefault(binding.cluster, Outputs(self._clusters[binding.cluster]))
+            endings = RunEndings(outputs, lambda: self.on_event)
+            pool = Replayers(binding, endings, self._clock)
+            pool.on_completed = endings.completed_at_once if self.on_event is not None else None
+            endings.pool = pool
+            self._pools.append(pool)
+            self._endings.append(endings)
+            topics = groups.setdefault((binding.cluster, binding.group), {})
+            topics.update(dict.fromkeys(binding.topics, pool))
+        for (cluster, group), pools in groups.items():
+            consumer = GroupConsumer(
+                group,
+                pools,
+                store=self.store,
+                commits=self._commits,
+                options=self._clusters[cluster],
+                budget=self._budget_of(self._clusters[cluster]),
+                observer=lambda: self.on_event,
+            )
+            self._groups.append(consumer)
+        await asyncio.gather(*(self._join(group) for group in self._groups))
+        self._state = "healthy"
+
+    async def _join(self, group: GroupConsumer) -> None:
+        await group.start()
+        await self._look_for_topics(group)
+
+    async def _look_for_topics(self, group: GroupConsumer) -> None:
+        """Pyrula creates no topic: tell of the missing ones now, not when the first record needs them."""
+        try:
+            existing = await group.client.existing_topics()
+        except BrokerError as error:
+            log.warning("%s", error)
+            return
+        for pool in set(group.pools.values()):
+            binding = pool.binding
+            for topic in binding.topics:
+                if topic not in existing:
+                    self._tell_missing(topic, f"topic {topic} of binding {binding.name} does not exist; create it")
+                letters = binding.dead_letter_topic_of(topic)
+                if binding.on_failure == "dead_letter" and letters not in existing:
+                    self._tell_missing(
+                        letters,
+                        f"dead-letter topic {letters} does not exist; create it, or failed records stay unfinished",
+                    )
+
+    def _tell_missing(self, topic: str, text: str) -> None:
+        self._missing[topic] = text
+        log.warning("%s", text)
+
+    def _budget_of(self, options: KafkaOptions) -> Any:
+        def budget() -> tuple[int, int]:
+            count = sum(len(group.partitions) for group in self._groups) or 1
+            return max(1, options.buffer_records // count), max(1, options.buffer_bytes // count)
+
+        return budget
+
+    async def _watch(self) -> None:
+        """Until stop(): none of the tasks that must live may end."""
+        tasks = [task for group in self._groups for task in group.tasks]
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            while not self._stopping.is_set():
+                done, _ = await asyncio.wait([stopping, *tasks], timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if task is not stopping:
+                        task.result()
+                        raise RuntimeError(f"the task {task.get_name()} ended by itself")
+                for group in self._groups:
+                    if group.failure is not None:
+                        raise group.failure
+        finally:
+            stopping.cancel()
+
+    async def _shut_down(self) -> None:
+        await asyncio.gather(*(group.stop() for group in self._groups), return_exceptions=True)
+        await asyncio.gather(*(pool.stop() for pool in self._pools), return_exceptions=True)
+        if self._commits is not None:
+            await self._commits.close()
+        await asyncio.gather(*(outputs.stop() for outputs in self._outputs.values()), return_exceptions=True)
+        await self.store.close()
+
+    def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> Any:
+        """Drain on SIGTERM and SIGINT where this is the main thread; answers what puts the old handlers back."""
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+        timers: list[threading.Timer] = []
+        kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._signals += 1
+            if self._signals > 1:
+                os._exit(128 + number)
+            loop.call_soon_threadsafe(self._signalled, number)
+            longest = max(options.drain_timeout for options in self._clusters.values())
+            # A thread, since the loop may hang in a body or in a dead broker's socket.
+            timer = threading.Timer(longest + EXIT_SECONDS, _exit_now, (number,))
+            timer.daemon = True
+            timer.start()
+            timers.append(timer)
+
+        for number in kept:
+            signal.signal(number, handle)
+
+        def restore() -> None:
+            for timer in timers:
+                timer.cancel()
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+
+        return restore
+
+    def _signalled(self, number: int) -> None:
+        log.info("%s: draining", signal.Signals(number).name)
+        self._stopping.set()
+
+
+def _exit_now(number: int) -> None:
+    log.critical("the worker did not end in time: the process ends now; what ran is neither failed nor charged")
+    logging.shutdown()
+    os._exit(128 + number)
