@@ -14,7 +14,7 @@ bytes are described in docs/formats.md.
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from zlib import crc32
@@ -198,20 +198,20 @@ def _unpack_witness(body: bytes, at: int, flags: int) -> tuple[Witness, int]:
     return Witness(offset, str(PrintParts(timestamp, crcs[0], crcs[1]))), at
 
 
-def _within(ranges: Iterable[Range], low: int, high: int) -> Iterator[Range]:
-    for start, end in ranges:
-        start, end = max(start, low), min(end, high)
-        if start >= high:
-            return
-        if start < end:
-            yield start, end
+def _within(ranges: Sequence[Range], low: int, high: int) -> Sequence[Range]:
+    """The part of the ranges from `low` up to `high`."""
+    if not ranges or (ranges[0][0] >= low and ranges[-1][1] <= high):
+        return ranges
+    clipped = ((max(start, low), min(end, high)) for start, end in ranges)
+    return [(start, end) for start, end in clipped if start < end]
 
 
-def _pack_ranges(committed: int, ranges: Iterable[Range], room: int) -> tuple[int, bytes]:
+def _pack_ranges(committed: int, ranges: Sequence[Range], room: int) -> tuple[int, bytes]:
     """The form that covers more of `ranges` in `room` bytes, else the shorter one; kind 0 when nothing fits."""
-    kept = list(_prefix(ranges, room))
-    runs, covered_by_runs = _pack_runs(committed, kept, room)
-    bits, covered_by_bits = _pack_bits(committed, kept, room)
+    # No form holds more ranges than this: a byte of bits has four at most (on, off), a range of runs two bytes.
+    ranges = ranges[: room * 4 + 1]
+    runs, covered_by_runs = _pack_runs(committed, ranges, room)
+    bits, covered_by_bits = _pack_bits(committed, ranges, room)
     if not covered_by_runs and not covered_by_bits:
         return 0, b""
     if (covered_by_bits, -len(bits)) > (covered_by_runs, -len(runs)):
@@ -219,22 +219,18 @@ def _pack_ranges(committed: int, ranges: Iterable[Range], room: int) -> tuple[in
     return _RUNS, runs
 
 
-def _prefix(ranges: Iterable[Range], room: int) -> Iterator[Range]:
-    """As many ranges as either form can hold at the very most: four to a byte of bits (on, off)."""
-    for _, found in zip(range(max(room, 0) * 4 + 1), ranges, strict=False):
-        yield found
-
-
-def _pack_runs(committed: int, ranges: Iterable[Range], room: int) -> tuple[bytes, int]:
+def _pack_runs(committed: int, ranges: Sequence[Range], room: int) -> tuple[bytes, int]:
     """Pairs of varints: distance from the end of the range before (from `committed` at first), and length."""
     out = bytearray()
     covered, before = 0, committed
     for start, end in ranges:
-        pair = _varint(start - before) + _varint(end - start)
+        gap, length = start - before, end - start
+        # Nearly always both are below 128, and then they are their own varints.
+        pair = bytes((gap, length)) if gap < 0x80 and length < 0x80 else _varint(gap) + _varint(length)
         if len(out) + len(pair) > room:
             break
         out += pair
-        covered += end - start
+        covered += length
         before = end
     return bytes(out), covered
 

@@ -10,7 +10,7 @@ import re
 import struct
 from base64 import b32encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from hashlib import blake2b
@@ -80,26 +80,31 @@ class Record(Generic[T]):
     def of(cls, raw: RawRecord, value: T) -> "Record[T]":
         """The record `raw`, its value replaced by the decoded one."""
         timestamp: int | None = raw.timestamp
-        return cls(
-            raw.topic,
-            raw.partition,
-            raw.offset,
-            raw.key,
-            value,
-            tuple((name, content) for name, content in raw.headers),
-            -1 if timestamp is None else timestamp,
-        )
+        record: Record[T] = object.__new__(cls)
+        _set_topic(record, raw.topic)
+        _set_partition(record, raw.partition)
+        _set_offset(record, raw.offset)
+        _set_key(record, raw.key)
+        _set_value(record, value)
+        _set_headers(record, tuple(raw.headers))
+        _set_timestamp(record, -1 if timestamp is None else timestamp)
+        return record
+
+
+# A frozen dataclass's own constructor takes twice as long, and there is one of these per record.
+_set_topic, _set_partition, _set_offset, _set_key, _set_value, _set_headers, _set_timestamp = (
+    vars(Record)[field.name].__set__ for field in fields(Record)
+)
 
 
 def fingerprint(raw: RawRecord) -> str:
     """`<timestamp>.<crc of key>.<crc of value>` in hexadecimal, "~" for null: the same for the same record, always."""
     timestamp: int | None = raw.timestamp
     key, value = raw.key, raw.value
-    return (
-        f"{-1 if timestamp is None else timestamp:x}"
-        f".{'~' if key is None else f'{crc32(key):08x}'}"
-        f".{'~' if value is None else f'{crc32(value):08x}'}"
-    )
+    if key is None or value is None or timestamp is None:
+        crcs = [None if content is None else crc32(content) for content in (key, value)]
+        return str(PrintParts(-1 if timestamp is None else timestamp, *crcs))
+    return "%x.%08x.%08x" % (timestamp, crc32(key), crc32(value))  # noqa: UP031 - a third faster than an f-string
 
 
 class PrintParts(NamedTuple):
