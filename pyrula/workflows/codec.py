@@ -21,6 +21,7 @@ from types import NoneType, UnionType
 from typing import Any, Final, Never, NoReturn, TypeVar, Union, get_args, get_origin
 
 import orjson
+import pydantic
 import pydantic_core
 from orjson import Fragment, JSONDecodeError
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter
@@ -40,6 +41,8 @@ _SPECIAL_FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -m
 _DIGITS_TO_0: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER: Final = b"0" * 19
 _CONFIG: Final = ConfigDict(ser_json_inf_nan="strings", ser_json_bytes="base64", val_json_bytes="base64")
+
+_BY_NAME: Final = tuple(int(part) for part in pydantic.VERSION.split(".")[:2]) >= (2, 11)
 
 _orjson_dumps = orjson.dumps
 _marshal_dumps = marshal.dumps
@@ -153,7 +156,7 @@ class _BareCodec(Codec):
             raise _too_large(what, len(value) + 2, limit)
         try:
             data = _orjson_dumps(value, None, _STRICT)
-            if kind in _SAFE:
+            if kind in _SAFE or (kind is float and math.isfinite(value)):
                 decoded = value
             elif kind is dict and _SAFE.issuperset(map(type, value.values())):
                 decoded = value.copy()
@@ -268,6 +271,8 @@ class _TypedCodec(Codec):
             self._to_json: Callable[..., bytes] = adapter.serializer.to_json
             self._validate_json: Callable[..., Any] = adapter.validator.validate_json
             self._by_name = _aliases_differ(adapter.core_schema)
+            if self._by_name and not _BY_NAME:
+                raise TypeError("a field is read under another alias than it is written, which needs pydantic 2.11")
         except Exception as error:
             raise ConfigurationError(f"values of {_text(annotation)} have no form in JSON: {error}") from error
 

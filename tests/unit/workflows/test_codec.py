@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 from zoneinfo import ZoneInfo
 
+import pydantic
 import pytest
 from pydantic import BaseModel, Field, PrivateAttr, SecretStr, computed_field
 
@@ -48,7 +49,7 @@ class Area(BaseModel):
     width: int
     _seen: int = PrivateAttr(default=0)
 
-    @computed_field  # type: ignore[prop-decorator]
+    @computed_field
     @property
     def double(self) -> int:
         return 2 * self.width
@@ -284,8 +285,6 @@ def test_another_container_than_declared_is_refused(annotation: Any, value: Any)
         (Base | Point, Point(1, 2.0)),
         (Box[int], Box[int](item=1)),
         (list[Tree], [Tree(name="a", children=[Tree(name="b")])]),
-        (Customer, Customer(customerId="c", remark="r")),
-        (list[Customer], [Customer(customerId="c")]),
         (Open, Open(at={"x": [1]}, more={"y": 2.0})),
         (Area, Area(width=2)),
         (dict[str, Any], {"a": [{"b": None}]}),
@@ -347,6 +346,15 @@ def test_an_abstract_sequence_gets_a_list_and_a_mapping_a_dict() -> None:
     assert image(comes_back(Sequence[int], (1, 2))) in (image([1, 2]), image((1, 2)))
     assert image(comes_back(Mapping[str, int], {"a": 1})) == image({"a": 1})
     assert image(comes_back(dict[str, Any] | None, {"a": (1,)})) == image({"a": [1]})
+
+
+def test_a_model_that_is_read_and_written_under_two_aliases_goes_by_names() -> None:
+    value = [Customer(customerId="c", remark="r"), Customer(customerId="d")]
+    if tuple(int(part) for part in pydantic.VERSION.split(".")[:2]) < (2, 11):
+        with pytest.raises(ConfigurationError, match=r"needs pydantic 2\.11"):
+            Codec.of(list[Customer])
+    else:
+        assert image(comes_back(list[Customer], value)) == image(value)
 
 
 def test_a_zone_comes_back_as_its_offset() -> None:
@@ -416,7 +424,7 @@ def test_one_codec_for_one_annotation_and_order_counts_in_unions() -> None:
     assert Codec.of() is Codec.of(Any)
 
 
-@pytest.mark.parametrize("annotation", [Unknown, list[Unknown], dict[str, "Missing"]])  # type: ignore[name-defined]  # noqa: F821
+@pytest.mark.parametrize("annotation", [Unknown, list[Unknown], dict[str, "Missing"]])  # noqa: F821
 def test_an_annotation_without_a_form_in_json_is_a_configuration_error(annotation: Any) -> None:
     with pytest.raises(ConfigurationError, match="have no form in JSON"):
         Codec.of(annotation)

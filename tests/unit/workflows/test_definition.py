@@ -117,7 +117,7 @@ def test_parameters_keep_their_annotations_as_written() -> None:
     @workflow(name="parameters")
     async def body(
         ctx: Any, order: "Receipt", *, count: Annotated[int, "n"] = 3, rest=None, **others: Any
-    ) -> "Receipt":  # type: ignore[no-untyped-def]
+    ) -> "Receipt":
         return order
 
     assert body.parameters == (
@@ -236,7 +236,7 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         workflow(**{"name": "w", **options})(body)
     with pytest.raises(TypeError):
-        workflow(name="w", concurency=None)(body)  # type: ignore[call-overload]
+        workflow(name="w", concurency=None)(body)
 
 
 def test_definitions_are_found_by_name() -> None:
@@ -342,7 +342,7 @@ def test_options_change_a_copy() -> None:
     assert definition.options().timeout == 10.0
     for bad in ({"timeout": 0}, {"retry": 5}, {"name": ""}, {"total_timeout": -1}):
         with pytest.raises(ConfigurationError, match="step"):
-            definition.options(**bad)  # type: ignore[arg-type]
+            definition.options(**bad)
 
 
 @pytest.mark.parametrize(

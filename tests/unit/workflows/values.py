@@ -122,14 +122,14 @@ def _of(leaf: Any) -> Case:
 def _container(cases: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
     keys = st.sampled_from(KEYS).map(_of)
     return st.one_of(
-        cases.map(lambda case: (list[case[0]], st.lists(case[1], max_size=3))),  # type: ignore[name-defined]
-        cases.map(lambda case: (tuple[case[0], ...], st.lists(case[1], max_size=3).map(tuple))),  # type: ignore[name-defined]
+        cases.map(lambda case: (list[case[0]], st.lists(case[1], max_size=3))),
+        cases.map(lambda case: (tuple[case[0], ...], st.lists(case[1], max_size=3).map(tuple))),
         st.tuples(cases, cases).map(lambda two: (tuple[two[0][0], two[1][0]], st.tuples(two[0][1], two[1][1]))),
         st.tuples(keys, cases).map(
             lambda two: (dict[two[0][0], two[1][0]], st.dictionaries(two[0][1], two[1][1], max_size=3))
         ),
-        keys.map(lambda case: (set[case[0]], st.sets(case[1], max_size=3))),  # type: ignore[name-defined]
-        keys.map(lambda case: (frozenset[case[0]], st.frozensets(case[1], max_size=3))),  # type: ignore[name-defined]
+        keys.map(lambda case: (set[case[0]], st.sets(case[1], max_size=3))),
+        keys.map(lambda case: (frozenset[case[0]], st.frozensets(case[1], max_size=3))),
         cases.map(
             lambda case: (
                 Optional[case[0]],  # noqa: UP045 - None | None is no type
