@@ -86,6 +86,7 @@ def _settle(future: "asyncio.Future[None]", error: Exception | None) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
+        future.exception()  # who was cut down before awaiting it doesn't want to read of it in the log
 
 
 class SourceQueue:
@@ -128,6 +129,8 @@ class SourceQueue:
 
     def _begin(self) -> Flush:
         flush = Flush(self)
+        if self.error is None and self._commit.closed:
+            self.close()
         if self.error is not None:
             flush.settle(self.error)
         else:
@@ -192,6 +195,7 @@ class GroupCommit:
         self._leaving: deque[_Leaving] = deque()
         # The flusher must not run in the context of whichever run happened to queue the first row.
         self._context = contextvars.copy_context()
+        self.closed = False
         self.outage: float | None = None
         self.outage_error: Exception | None = None
         self.flushes = 0
@@ -207,20 +211,24 @@ class GroupCommit:
         return not self._queued and not self._leaving
 
     async def close(self) -> None:
-        """Stop. What has not been written fails as let go; whether the flush under way arrived isn't known."""
+        """Stop for good. What has not been written fails as let go; whether the flush under way arrived isn't known."""
+        self.closed = True
         if self._starting is not None:
             self._starting.cancel()
             self._starting = None
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        self._fail_all(LeaseLost("the group commit was closed"))
+        self._over()
+
+    def _fail_all(self, error: Exception) -> None:
         left = [*dict.fromkeys(flush for flush, _ in self._leaving), *self._queued]
         self._leaving.clear()
         for flush in left:
-            flush.queue.close()
+            flush.queue.fail(error)
             if not flush.done:
                 flush.settle(flush.queue.error)
-        self._over()
 
     def queue(self, flush: Flush) -> None:
         """For a SourceQueue alone."""
@@ -245,6 +253,9 @@ class GroupCommit:
                 await self._flush()
                 # what the last flush woke may join the next one
                 await asyncio.sleep(0)
+        except Exception as error:  # noqa: BLE001 - a fault of ours or the store's; nobody may wait for ever for it
+            logger.exception("the journal's flusher failed")
+            self._fail_all(error)
         finally:
             # nothing is awaited after the condition was false, so no row is left without a flusher
             self._task = None
@@ -289,8 +300,8 @@ class GroupCommit:
         return flush.done
 
     async def _attempt(self, part: list[_Leaving]) -> tuple[list[_Leaving], StoreUnavailable | None]:
-        """One write. Gives back what is to be written again, with the reason: from the first batch of a source that
-        the store could not take at present, all of that source's, so that their order is kept."""
+        """One write. Gives back what is to be written again, with the reason: of a source of which the store could not
+        take a batch at present, all batches, so that their order is kept."""
         try:
             answers = await self._write([batch for _, batch in part])
         except StoreUnavailable as error:
@@ -315,12 +326,17 @@ class GroupCommit:
         if self.outage is None:
             self.outage = began
             logger.warning("the journal can't be written; it is kept here and tried again: %s", error)
-        if self._on_outage is not None:
-            self._on_outage(self.outage, error)
+        self._tell(self.outage, error)
 
     def _over(self) -> None:
         if self.outage is not None:
             logger.warning("the journal is written again, after %.1f s", self._clock.monotonic() - self.outage)
             self.outage = self.outage_error = None
-            if self._on_outage is not None:
-                self._on_outage(None, None)
+            self._tell(None, None)
+
+    def _tell(self, since: float | None, error: Exception | None) -> None:
+        if self._on_outage is not None:
+            try:
+                self._on_outage(since, error)
+            except Exception:  # it must not stop the flusher
+                logger.exception("on_outage raised")
