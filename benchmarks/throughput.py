@@ -1,0 +1,180 @@
+"""Records per second, beside aiokafka's bare loop in the same run: ``python -m benchmarks.throughput``.
+
+The worker has one core to itself, Kafka and Valkey the other. What counts is the ratio: machines differ, and one machine
+differs from minute to minute, so the contenders take turns and every round has a bare loop of its own. The topic is
+filled beforehand; a rate is measured over some seconds after a warm-up.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer
+
+from pyrula.kafka import Binding, KafkaOptions, KafkaWorker
+from pyrula.workflows import Context, MemoryStore, ValkeyStore, step, workflow
+from pyrula.workflows.codec import dumps, loads
+from tests.services.kafka import KafkaServer
+from tests.services.topics import Message, Topics
+from tests.services.valkey import ValkeyServer
+
+PARTITIONS, KEYS, SIZE = 4, 1_000, 200
+WARM_UP, SPAN = 1.5, 4.0
+CONTENDERS = ("bare", "empty", "1 step", "3 steps", "await 10 ms")
+
+
+@step
+async def echo(number: int) -> int:
+    return number
+
+
+@workflow(name="empty")
+async def empty(ctx: Context, value: dict[str, Any]) -> None:
+    pass
+
+
+@workflow(name="one")
+async def one(ctx: Context, value: dict[str, Any]) -> None:
+    await ctx.step(echo, value["id"])
+
+
+@workflow(name="three")
+async def three(ctx: Context, value: dict[str, Any]) -> None:
+    number = await ctx.step(echo, value["id"])
+    number = await ctx.step(echo, number)
+    await ctx.step(echo, number)
+
+
+@workflow(name="waiting")
+async def waiting(ctx: Context, value: dict[str, Any]) -> None:
+    await asyncio.sleep(0.01)
+
+
+BODIES = {"empty": empty, "1 step": one, "3 steps": three, "await 10 ms": waiting}
+
+
+def record(number: int) -> bytes:
+    """200 bytes of JSON."""
+    text = dumps({"id": number, "key": f"k{number % KEYS:04d}", "at": 1.5, "pad": ""})
+    return text[:-2] + b"x" * (SIZE - len(text)) + b'"}'
+
+
+async def bare(bootstrap: str, topic: str) -> float:
+    """What the client can do at most: fetch, decode, commit once a second."""
+    consumer = AIOKafkaConsumer(
+        topic, bootstrap_servers=bootstrap, group_id=uuid.uuid4().hex, auto_offset_reset="earliest",
+        enable_auto_commit=False,
+    )  # fmt: skip
+    await consumer.start()
+    seen, begun, counted, committed = 0, 0.0, 0, time.monotonic()
+    try:
+        while True:
+            for messages in (await consumer.getmany(timeout_ms=200, max_records=2_000)).values():
+                for message in messages:
+                    loads(message.value)["id"]
+                    seen += 1
+            now = time.monotonic()
+            if seen and not begun:
+                begun = now
+            if now - committed > 1:
+                committed = now
+                await consumer.commit()
+            if begun and not counted and now - begun > WARM_UP:
+                counted, begun = seen, now
+            elif counted and now - begun > SPAN:
+                return (seen - counted) / (now - begun)
+    finally:
+        await consumer.stop()
+
+
+async def worker(bootstrap: str, topic: str, valkey: str, body: str, concurrency: int) -> float:
+    """The same through a KafkaWorker in key order."""
+    store = MemoryStore() if body in ("empty", "await 10 ms") else ValkeyStore(valkey, namespace=uuid.uuid4().hex[:8])
+    running = KafkaWorker(
+        Binding(BODIES[body], topic=topic, group=uuid.uuid4().hex, max_concurrency=concurrency),
+        store=store,
+        kafka=KafkaOptions(bootstrap_servers=bootstrap, drain_timeout=1),
+    )
+    task = asyncio.create_task(running.run())
+
+    async def completed() -> int:
+        await asyncio.sleep(0.05)
+        if task.done():
+            task.result()
+        return sum(stats.completed for stats in running.stats())
+
+    while not await completed():
+        pass
+    begun = time.monotonic()
+    while time.monotonic() - begun < WARM_UP:
+        await completed()
+    counted, begun = await completed(), time.monotonic()
+    while time.monotonic() - begun < SPAN:
+        await completed()
+    rate = (await completed() - counted) / (time.monotonic() - begun)
+    running.stop()
+    await task
+    return rate
+
+
+def child(contender: str, bootstrap: str, topic: str, valkey: str, concurrency: int) -> None:
+    os.sched_setaffinity(0, {0})
+    if contender == "bare":
+        rate = asyncio.run(bare(bootstrap, topic))
+    else:
+        rate = asyncio.run(worker(bootstrap, topic, valkey, contender, concurrency))
+    print(rate)
+
+
+def measure(contender: str, *arguments: str) -> float:
+    command = [sys.executable, "-m", "benchmarks.throughput", "--child", contender, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise SystemExit(f"{contender}: {done.stderr[-2000:]}")
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--records", type=int, default=1_000_000, help="records in the topic")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, default=256)
+    parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=CONTENDERS)
+    options = parser.parse_args()
+    if options.child:
+        contender, bootstrap, topic, valkey, concurrency = options.child
+        child(contender, bootstrap, topic, valkey, int(concurrency))
+        return
+    with KafkaServer(heap_mb=768) as kafka, ValkeyServer(appendonly=True) as valkey:
+        topic = "records"
+        topics = Topics(kafka.bootstrap)
+        topics.create(topic, f"{topic}.dlq", partitions=PARTITIONS)
+        print(
+            f"filling {topic!r} with {options.records:,} records of {SIZE} bytes, {KEYS:,} keys, {PARTITIONS} partitions"
+        )
+        topics.produce(topic, (Message(f"k{i % KEYS:04d}".encode(), record(i)) for i in range(options.records)))
+        for pid in (kafka.pid, valkey.pid):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setaffinity(int(thread), {1})
+        rates: dict[str, list[float]] = {contender: [] for contender in ("bare", *options.only)}
+        for _ in range(options.rounds):
+            for contender in rates:
+                rates[contender].append(
+                    measure(contender, kafka.bootstrap, topic, valkey.url, str(options.concurrency))
+                )
+    print(f"\n{'':14}{'records/s (min to max)':>34}{'of the bare loop':>20}")
+    for contender, found in rates.items():
+        ratio = statistics.median(mine / base for mine, base in zip(found, rates["bare"], strict=True))
+        spread = f"{statistics.median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f})"
+        print(f"{contender:14}{spread:>34}{ratio:>20.3f}")
+
+
+if __name__ == "__main__":
+    main()
