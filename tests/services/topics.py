@@ -5,15 +5,16 @@ call blocks: in an async test use ``await asyncio.to_thread(topics.read, "orders
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
-from typing import Any, NamedTuple
+from collections.abc import Coroutine, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as AioTopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Producer,
@@ -24,6 +25,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from tests.services.waiting import wait_until
 
+_T = TypeVar("_T")
 _TIMEOUT = 30.0
 # A topic whose every segment may be compacted at once; the segment being written never is.
 COMPACTED = {
@@ -65,12 +67,19 @@ class Topics:
     """Topics and groups of one broker."""
 
     def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
         self._config: dict[str, Any] = {"bootstrap.servers": bootstrap, "broker.address.family": "v4"}
         self._admin = AdminClient({**self._config})
 
     def create(self, *names: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+        """Create topics and wait until all their partitions have a leader."""
         topics = [NewTopic(name, num_partitions=partitions, config=dict(config or {})) for name in names]
         _results(self._admin.create_topics(topics))
+        wait_until(lambda: all(map(self._is_led, names)), description=f"topics {names} to have leaders")
+
+    def _is_led(self, name: str) -> bool:
+        topic = self._admin.list_topics(name, timeout=_TIMEOUT).topics[name]
+        return topic.error is None and all(partition.leader >= 0 for partition in topic.partitions.values())
 
     def delete(self, *names: str) -> None:
         """Delete topics and wait until the broker no longer lists them, so that they can be made again."""
@@ -148,17 +157,17 @@ class Topics:
     def committed(self, group: str, topic: str) -> dict[int, Committed]:
         """What the group has committed, by partition; a partition without a commit is missing.
 
-        Read with aiokafka: confluent-kafka takes metadata for a C string and adds what lies behind it in memory.
+        Read with aiokafka: confluent-kafka takes metadata for a C string, here and when it writes it.
         """
-        offsets = asyncio.run(self._group_offsets(group))
+        offsets = _in_a_loop(self._read_offsets(group))
         return {
             entry.partition: Committed(at.offset, at.metadata)
             for entry, at in offsets.items()
             if entry.topic == topic and at.offset >= 0
         }
 
-    async def _group_offsets(self, group: str) -> dict[Any, Any]:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self._config["bootstrap.servers"])
+    async def _read_offsets(self, group: str) -> dict[Any, Any]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
         await admin.start()
         try:
             offsets: dict[Any, Any] = await admin.list_consumer_group_offsets(group)
@@ -168,12 +177,16 @@ class Topics:
 
     def commit(self, group: str, topic: str, offsets: Mapping[int, Committed]) -> None:
         """Set a group's offsets by hand, as an operator would; refused by the broker while the group has members."""
-        entries = [TopicPartition(topic, partition, at.offset, at.metadata) for partition, at in offsets.items()]
-        request = [ConsumerGroupTopicPartitions(group, entries)]
-        answer = self._admin.alter_consumer_group_offsets(request)[group].result(_TIMEOUT)
-        for entry in answer.topic_partitions:
-            if entry.error is not None:
-                raise KafkaException(entry.error)
+        _in_a_loop(self._write_offsets(group, {AioTopicPartition(topic, p): tuple(at) for p, at in offsets.items()}))
+
+    async def _write_offsets(self, group: str, offsets: dict[Any, Any]) -> None:
+        consumer = AIOKafkaConsumer(bootstrap_servers=self._bootstrap, group_id=group, enable_auto_commit=False)
+        await consumer.start()
+        try:
+            consumer.assign(list(offsets))
+            await consumer.commit(offsets)
+        finally:
+            await consumer.stop()
 
     def members(self, group: str) -> int:
         """How many members the group has now; 0 for a group that doesn't exist."""
@@ -219,6 +232,12 @@ class Topics:
             }
         finally:
             consumer.close()
+
+
+def _in_a_loop(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run it in a loop of its own, in a thread: the caller may be in a loop already."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result(_TIMEOUT)
 
 
 def _results(futures: "Mapping[Any, Future[Any]]") -> None:
