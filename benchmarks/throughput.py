@@ -1,8 +1,8 @@
 """Records per second, beside aiokafka's bare loop in the same run: ``python -m benchmarks.throughput``.
 
-The worker has one core to itself, Kafka and Valkey the other. What counts is the ratio: machines differ, and one machine
-differs from minute to minute, so the contenders take turns and every round has a bare loop of its own. The topic is
-filled beforehand; a rate is measured over some seconds after a warm-up.
+The worker has one core to itself, Kafka and Valkey the other. What counts is the ratio: machines differ, and one
+machine differs from minute to minute, so the contenders take turns and every round has a bare loop of its own.
+The topic is filled beforehand; a rate is measured over some seconds after a warm-up.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
@@ -157,12 +158,13 @@ def main() -> None:
         topics = Topics(kafka.bootstrap)
         topics.create(topic, f"{topic}.dlq", partitions=PARTITIONS)
         print(
-            f"filling {topic!r} with {options.records:,} records of {SIZE} bytes, {KEYS:,} keys, {PARTITIONS} partitions"
+            f"filling {topic!r} with {options.records:,} records of {SIZE} bytes, {KEYS:,} keys, "
+            f"{PARTITIONS} partitions"
         )
         topics.produce(topic, (Message(f"k{i % KEYS:04d}".encode(), record(i)) for i in range(options.records)))
         for pid in (kafka.pid, valkey.pid):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                os.sched_setaffinity(int(thread), {1})
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {1})
         rates: dict[str, list[float]] = {contender: [] for contender in ("bare", *options.only)}
         for _ in range(options.rounds):
             for contender in rates:

@@ -1,4 +1,4 @@
-"""The Kafka client of one group: all that Pyrula asks of aiokafka's consumer, and the only code that knows how it does it.
+"""The Kafka client of one group: all that Pyrula asks of aiokafka's consumer, and the only code that knows how.
 
 Everything here speaks of a *membership* (generation and member id): what was true of the group when partitions were
 assigned. A commit is built and sent only while the coordinator still has that membership. aiokafka resets it when the

@@ -8,6 +8,7 @@ to its membership and ends with it.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -332,7 +333,8 @@ class GroupConsumer:
         if left:
             log.warning("group %s: %d runs were cut and will be replayed", self.group, left)
         deadline = monotonic() + 5.0
-        while any(partition.running for partition in partitions) and monotonic() < deadline:
+        # Once an assignment; an event would cost every run.
+        while any(partition.running for partition in partitions) and monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         # Rows of steps that finished before the cut must not be lost, or those steps would run again.
         flushes = [partition.flushed() for partition in partitions if partition.journaled]
@@ -355,10 +357,8 @@ class GroupConsumer:
     async def _commit_regularly(self) -> None:
         refreshed = monotonic()
         while True:
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._commit_due.wait(), self._options.commit_interval)
-            except TimeoutError:
-                pass
             self._commit_due.clear()
             assignment = self.assignment
             if assignment is None:

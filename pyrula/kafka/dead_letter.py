@@ -1,4 +1,4 @@
-"""What a dead letter looks like: the record as it was, and headers that say from where, why and after how many attempts.
+"""A dead letter: the record as it was, and headers that say from where, why and after how many attempts.
 
 Pure. The header names and the journal's form are public (docs/formats.md). A record that was dead-lettered, redriven
 and failed again carries the headers of its last round only; the record's own headers stay in their order.

@@ -1,4 +1,4 @@
-"""Records that runs produce: results, dead letters. Produced idempotently, counted only when the broker acknowledged them.
+"""Records that runs produce: results and dead letters, idempotently, counted only when the broker acknowledged them.
 
 Each topic has a queue and a sender of its own, so a topic that is missing, forbidden or slow holds back only its own
 records. What a topic refuses for good (a record too large, an impossible partition) is told to the caller at once; all
@@ -122,8 +122,9 @@ class Outputs:
         for sender in self._senders.values():
             sender.task.cancel()
         await asyncio.gather(*(sender.task for sender in self._senders.values()), return_exceptions=True)
-        if self._producer is not None:
-            await self._producer.stop()
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await producer.stop()
 
 
 class _Sender:

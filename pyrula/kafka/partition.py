@@ -8,7 +8,7 @@ Kafka client (it asks for pause and resume through callables) nor who executes i
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from aiokafka import TopicPartition
 
@@ -33,7 +33,7 @@ BUFFER, WINDOW, HALTED = 1, 2, 4
 
 
 class RecordRun(Execution):
-    """The run of one record. `origin` is the record as the client gave it, `flush` the flush its last row travels in."""
+    """The run of one record. `origin` is the record as the client gave it, `flush` the one its last row travels in."""
 
     __slots__ = ("expired", "partition", "print", "started")
 
@@ -205,14 +205,14 @@ class Partition:
 
     def durable(self, run: Execution) -> Awaitable[None] | None:
         """Host of runs: None when every row of the run is acknowledged, else what to await; raises LeaseLost there."""
-        flush: Flush | None = run.flush
+        flush = cast(Flush | None, run.flush)
         if flush is None or (flush.done and flush.error is None):
             return None
         return flush.wait()
 
     def record(self, run: Execution) -> Record[Any] | None:
         """Host of runs: the record that ctx.record shows."""
-        raw: Raw = run.origin
+        raw = cast(Raw, run.origin)
         return Record.of(raw, raw.value)
 
     def flushed(self) -> Awaitable[None]:

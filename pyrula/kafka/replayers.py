@@ -2,8 +2,8 @@
 
 At most `max_concurrency` runs are in flight; a run whose rows or outputs still wait for an acknowledgement is in flight
 too, though its replayer has gone on. Partitions are served in turn. So that records that block in one partition can't
-take every slot, each partition keeps a reserve of half an equal share to itself: one partition alone may use all slots, among n
-each is sure of ``max_concurrency // (2 * n)`` (at least one where there are as many slots as partitions).
+take every slot, each partition keeps a reserve of half an equal share to itself: one partition alone may use all slots,
+among n each is sure of ``max_concurrency // (2 * n)`` (at least one where there are as many slots as partitions).
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The worker process: its bindings, its store, its groups, from start to the last commit.
 
-Puts the parts together and watches over them; what each does is its own module's affair. A worker ends by `stop()` or by
-SIGTERM or SIGINT, both of which drain; a second signal ends it at once.
+Puts the parts together and watches over them; what each does is its own module's affair. A worker ends by `stop()` or
+by SIGTERM or SIGINT, both of which drain; a second signal ends it at once.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class KafkaWorker:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Work until stop() or a signal. Raises ConfigurationError, BrokerError or StoreUnavailable if it can't start."""
+        """Work until stop() or a signal. Raises ConfigurationError, BrokerError or StoreUnavailable at its start."""
         loop = asyncio.get_running_loop()
         install(loop)
         restore = self._catch_signals(loop)
@@ -152,8 +152,8 @@ class KafkaWorker:
             if partition.held_by_window:
                 oldest = partition.tracker.oldest()
                 odd.append(
-                    f"{partition.tp.topic}[{partition.tp.partition}] is not read: record {oldest} is unfinished and the "
-                    "window behind it is full"
+                    f"{partition.tp.topic}[{partition.tp.partition}] is not read: record {oldest} is unfinished and "
+                    "the window behind it is full"
                 )
         return BindingHealth(binding.name, "unhealthy" if sick else "degraded" if odd else "healthy", (*sick, *odd))
 

@@ -54,6 +54,12 @@ class EmbeddedBroker:
         self._running()
         return self._bootstrap
 
+    def check(self) -> None:
+        """Raise PyrulaError if the child is gone."""
+        child = self._running()
+        if child.poll() is not None:
+            raise self._died(child)
+
     @property
     def pid(self) -> int:
         """The child's process id."""

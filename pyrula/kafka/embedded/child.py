@@ -64,8 +64,9 @@ class MockCluster:
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole terminal group; the parent still needs us while it drains, then closes our input.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What ends the parent's process group reaches us too; it still needs us while it drains, then closes our input.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     cluster = MockCluster()
     _tell(bootstrap=cluster.bootstrap())
     for line in sys.stdin:
