@@ -9,7 +9,7 @@ fields were given explicitly, a dataclass's attributes beside its fields, the na
 """
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -21,6 +21,7 @@ from pydantic import BaseModel
 __all__ = ["NotPlain", "difference", "plain"]
 
 _EXACT = frozenset((str, int, bool, type(None), bytes))
+_EQUAL = _EXACT | {float}
 _INT_RANGE = range(-(2**63), 2**64)
 _UNSET = object()
 
@@ -102,7 +103,7 @@ def _difference_of_items(before: Sequence[Any], after: Sequence[Any]) -> str | N
         return f": {len(before)} items come back as {len(after)}"
     for index, (one, two) in enumerate(zip(before, after, strict=True)):
         kind = type(one)
-        if kind in _EXACT and kind is type(two) and one == two:
+        if kind in _EQUAL and kind is type(two) and one == two:
             continue
         found = difference(one, two)
         if found is not None:
@@ -117,7 +118,7 @@ def _difference_of_dicts(before: Mapping[Any, Any], after: Mapping[Any, Any]) ->
         if key != other or type(key) is not type(other):
             return _difference_of_keys(before, after)
         kind = type(one)
-        if kind in _EXACT and kind is type(two) and one == two:
+        if kind in _EQUAL and kind is type(two) and one == two:
             continue
         found = difference(one, two)
         if found is not None:
@@ -141,24 +142,21 @@ def _difference_of_keys(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> 
 
 
 def _difference_of_models(before: BaseModel, after: BaseModel) -> str | None:
-    found = _difference_of_fields(before.__dict__, after, type(before).model_fields)
-    if found is None and (before.model_extra or after.model_extra):
-        return _difference_of_dicts(before.model_extra or {}, after.model_extra or {})
+    found = _difference_of_fields(before.__dict__, after)
+    if found is None and (before.__pydantic_extra__ or after.__pydantic_extra__):
+        return _difference_of_dicts(before.__pydantic_extra__ or {}, after.__pydantic_extra__ or {})
     return found
 
 
-def _difference_of_fields(before: dict[str, Any], after: Any, names: Container[str] | None = None) -> str | None:
-    """`before` may hold more than `names`: what a cached_property left, say."""
+def _difference_of_fields(before: dict[str, Any], after: Any) -> str | None:
     for name, one in before.items():
         two = getattr(after, name, _UNSET)
         kind = type(one)
-        if kind in _EXACT and kind is type(two) and one == two:
-            continue
-        if names is not None and name not in names:
+        if kind in _EQUAL and kind is type(two) and one == two:
             continue
         found = difference(one, two)
-        if found is not None:
-            return f".{name}{found}"
+        if found is not None and not (isinstance(after, BaseModel) and name not in type(after).model_fields):
+            return f".{name}{found}"  # what isn't a field is left by a cached_property, say
     return None
 
 
