@@ -107,10 +107,13 @@ class Outputs:
 
     def renew(self, producer: AIOKafkaProducer) -> None:
         """An idempotent producer that lost its sequence can't go on: the next send gets a new one."""
-        if self._producer is producer:
-            self._producer = None
-            self._retiring.add(task := asyncio.get_running_loop().create_task(producer.stop(), name="stop producer"))
-            task.add_done_callback(self._retired)
+        current = self._producer
+        if current is None or current is not producer:
+            return
+        self._producer = None
+        task = asyncio.get_running_loop().create_task(current.stop(), name="stop producer")
+        self._retiring.add(task)
+        task.add_done_callback(self._retired)
 
     def _retired(self, task: "asyncio.Task[None]") -> None:
         self._retiring.discard(task)
