@@ -1,0 +1,201 @@
+"""`pyrula dev FILE`: its arguments, and what it prints."""
+
+import argparse
+import asyncio
+import logging
+import shlex
+from collections.abc import Iterable
+from types import ModuleType
+
+from pyrula.cli.dev import report
+from pyrula.cli.dev.journals import WatchedStore
+from pyrula.cli.dev.records import Given, count_lines, from_file, from_samples
+from pyrula.cli.dev.session import Session
+from pyrula.cli.dev.shown import Place, Shown
+from pyrula.cli.load import find_bindings, import_file
+from pyrula.cli.problem import Problem
+from pyrula.kafka import Binding
+from pyrula.kafka.embedded import EmbeddedBroker
+from pyrula.kafka.events import RecordEvent
+from pyrula.kafka.record import record_identity
+from pyrula.workflows.errors import PyrulaError
+
+__all__ = ["add_command"]
+
+_SAMPLES = 20
+# So many dead letters and held records are listed after a bar.
+_LISTED = 3
+_HELP = """\
+Run the bindings of a Python file on a broker and a store in this process: no Kafka, no Valkey, no Docker. The bindings
+are the file's `bindings` (a list of pyrula.kafka.Binding), else those of its KafkaWorker named `worker`, else every
+Binding in it. Records come from --records, else from a function `sample_records(count)` in the file that yields
+(key, value) or a dict with value and, if wanted, key, headers, topic. Topics are made as needed. Nothing is kept.
+"""
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("dev", help="try a file's workflows on an embedded broker", description=_HELP)
+    parser.add_argument("file", metavar="FILE", help="the Python file with the bindings")
+    parser.add_argument("--records", metavar="FILE", help='JSON lines, each a record\'s value; "-" is standard input')
+    parser.add_argument("--envelope", action="store_true", help='a line is {"key": …, "value": …, "headers": …, …}')
+    parser.add_argument("--key", metavar="FIELD", help="the value's field that is the record's key")
+    parser.add_argument("--count", type=_positive, metavar="N", help=f"so many records at most (samples: {_SAMPLES})")
+    parser.add_argument("--partitions", type=_positive, default=4, metavar="N", help="partitions of each topic (4)")
+    parser.add_argument("--show", metavar="RECORD", help="tell all about one record, named like orders/0@17")
+    parser.add_argument("--log-level", default=None, choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.set_defaults(run=run)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def run(arguments: argparse.Namespace) -> int:
+    module = import_file(arguments.file)
+    bindings = find_bindings(module, arguments.file)
+    records, hint = _records(arguments, module)
+    topics = sorted({topic for binding in bindings for topic in binding.topics})
+    shown = Shown(Place.parse(arguments.show, topics)) if arguments.show else None
+    quiet = shown is not None or hint is None or hint > report.MANY
+    _log_to_stderr(arguments.log_level, quiet)
+    store = WatchedStore(_watched(shown.place, bindings) if shown else None)
+    printed = _Printed(len(bindings) > 1, quiet, shown)
+    session = Session(
+        bindings,
+        records,
+        store=store,
+        partitions=arguments.partitions,
+        hint=hint or 0,
+        on_event=printed.take,
+        on_progress=printed.progress,
+    )
+    letters = {binding.dead_letter_topic_of(topic) for binding in bindings for topic in binding.topics}
+    try:
+        with EmbeddedBroker() as broker:
+            asyncio.run(session.run(broker, (lambda client: shown.fetch(client, letters)) if shown else None))
+    except PyrulaError as error:
+        raise Problem(str(error)) from error
+    finally:
+        printed.end()
+    if shown is not None:
+        print(shown.text(store.journal_lines()))
+        if not shown.found:
+            return 1
+    else:
+        print("\n".join(_summary(session, store.retried, printed, arguments)))
+    return 130 if session.interrupted else 0 if session.complete else 1
+
+
+def _log_to_stderr(level: str | None, quiet: bool) -> None:
+    """What is printed says what became of each record, so of the logs only the user's own are wanted, if any."""
+    logging.basicConfig(level=level or "WARNING", format="%(levelname)-7s %(name)s  %(message)s")
+    if level is None:
+        logging.getLogger("aiokafka").setLevel("CRITICAL")
+        logging.getLogger("pyrula.kafka").setLevel("CRITICAL" if quiet else "ERROR")
+
+
+def _records(arguments: argparse.Namespace, module: ModuleType) -> tuple[Iterable[Given], int | None]:
+    """The records to feed, and how many they will be at most where that is known."""
+    path, count = arguments.records, arguments.count
+    if path is not None:
+        given = from_file(path, envelope=arguments.envelope, key_field=arguments.key, count=count)
+        lines = None if path == "-" else count_lines(path)
+        return given, min((number for number in (lines, count) if number is not None), default=None)
+    samples = getattr(module, "sample_records", None)
+    if not callable(samples):
+        raise Problem(
+            f"there are no records: give some with --records FILE (JSON lines), or write in {arguments.file}:\n\n"
+            "    def sample_records(count):\n"
+            "        for number in range(count):\n"
+            '            yield f"key-{number}", {"number": number}'
+        )
+    count = count or _SAMPLES
+    return from_samples(samples, count), count
+
+
+def _watched(place: Place, bindings: list[Binding]) -> tuple[frozenset[bytes], int]:
+    sources = (
+        record_identity(binding.cluster, binding.group, place.topic, place.partition)
+        for binding in bindings
+        if place.topic in binding.topics
+    )
+    return frozenset(sources), place.offset
+
+
+class _Printed:
+    """What appears while the session runs, and what is worth listing after it."""
+
+    def __init__(self, several: bool, quiet: bool, shown: Shown | None) -> None:
+        self.letters: list[RecordEvent] = []
+        self.held: list[RecordEvent] = []
+        self.last: RecordEvent | None = None
+        self._several = several
+        self._quiet = quiet
+        self._shown = shown
+        self._bar = report.Bar() if quiet and shown is None else None
+
+    def take(self, event: RecordEvent) -> None:
+        if event.kind == "dead_lettered" and len(self.letters) < _LISTED:
+            self.letters.append(event)
+        elif event.kind in ("stopped", "paused", "lost") and len(self.held) < _LISTED:
+            self.held.append(event)
+        self.last = event
+        if self._shown is not None:
+            self._shown.take(event)
+        elif not self._quiet:
+            print(report.line_of(event, self._several), flush=True)
+
+    def progress(self, session: Session) -> None:
+        if self._bar is not None:
+            self._bar.show(session.tally.finished, session.expected, session.rate)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.end()
+
+
+def _summary(session: Session, retried: int, printed: _Printed, arguments: argparse.Namespace) -> list[str]:
+    tally = session.tally
+    unfinished = session.expected - tally.finished
+    lines = [
+        "",
+        f"{tally.finished:,} of {session.expected:,} records in {session.seconds:.1f} s, {session.rate:,.0f} records/s",
+        f"  completed      {tally.counts['completed']:>9,}",
+        f"  retried        {retried:>9,}   (a step or the run was tried again)",
+        f"  dead-lettered  {tally.counts['dead_lettered']:>9,}",
+    ]
+    lines += [f"  {kind:<13}  {tally.counts[kind]:>9,}" for kind in ("skipped", "cancelled") if tally.counts[kind]]
+    if unfinished:
+        lines.append(f"  UNFINISHED     {unfinished:>9,}")
+    for events, title in ((printed.letters, "dead letters"), (printed.held, "held records")):
+        if events:
+            lines += ["", f"{title}:" if len(events) < _LISTED else f"the first {title}:"]
+        for event in events:
+            lines += [
+                f"  {Place.of(event)}  {report.text_of(event.key)}",
+                f"      {report.short(event.error or '', 240)}",
+            ]
+    example = next(iter([*printed.held, *printed.letters, printed.last]), None)
+    if example is not None and arguments.records != "-":
+        lines += ["", f"look at one:  {_again(arguments)} --show {Place.of(example)}"]
+    if session.interrupted:
+        lines += ["", "interrupted"]
+    elif not unfinished and not session.committed:
+        lines += ["", "NOT COMMITTED: the groups' offsets don't reach the end of their topics"]
+    return lines
+
+
+def _again(arguments: argparse.Namespace) -> str:
+    parts = ["pyrula", "dev", arguments.file]
+    for option in ("records", "key", "count"):
+        value = getattr(arguments, option)
+        if value is not None:
+            parts += [f"--{option}", str(value)]
+    if arguments.envelope:
+        parts.append("--envelope")
+    if arguments.partitions != 4:
+        parts += ["--partitions", str(arguments.partitions)]
+    return shlex.join(parts)

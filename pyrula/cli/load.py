@@ -1,0 +1,150 @@
+"""The user's own code: import a file or a module, find the worker or the bindings in it, and say clearly what is wrong.
+
+An error inside the user's code is shown with its traceback, cut to the user's frames: that is what they have to mend.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from pyrula.cli.problem import Problem
+from pyrula.kafka import Binding, KafkaWorker
+
+__all__ = ["find_bindings", "find_worker", "import_file"]
+
+
+def import_file(path: str) -> ModuleType:
+    """Import a Python file by its path, its folder being importable as it is for a script."""
+    file = Path(path)
+    if file.is_dir():
+        raise Problem(f"{path} is a folder; give the Python file in it that has the bindings")
+    if not file.exists():
+        raise Problem(f"{path}: no such file (the current folder is {Path.cwd()})")
+    if file.suffix != ".py":
+        raise Problem(f"{path} is no Python file: its name doesn't end in .py")
+    file = file.resolve()
+    sys.path.insert(0, str(file.parent))
+    # Annotations and pickles are looked up by module name, so it must be in sys.modules; never in another one's place.
+    name = file.stem if file.stem.isidentifier() and not _importable(file.stem, file) else f"pyrula_dev_{os.getpid()}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        raise _broken(error, f"{path} could not be imported", str(file)) from None
+    return module
+
+
+def _importable(name: str, file: Path) -> bool:
+    if name in sys.modules:
+        return True
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin != str(file)
+
+
+def _import_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise Problem(
+                f"there is no module {error.name!r}. Modules are looked for in {Path.cwd()} and where Python's packages"
+                " are; run the command in the folder that holds it, or install it"
+            ) from None
+        raise _broken(error, f"{name} could not be imported") from None
+    except Exception as error:  # noqa: BLE001
+        raise _broken(error, f"{name} could not be imported") from None
+
+
+def _broken(error: Exception, what: str, file: str | None = None) -> Problem:
+    """What the user's code raised, from its own first frame on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [n for n, frame in enumerate(frames) if (frame.filename == file if file else _is_user_code(frame.filename))]
+    kept = frames[own[0] :] if own else []
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(kept)] if kept else []
+    lines += traceback.format_exception_only(error)
+    hint = ""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        hint = f"\n{error.name!r} is not installed here, or not importable from {Path.cwd()}"
+    return Problem(f"{what}; it raised:\n\n{''.join(lines).rstrip()}{hint}")
+
+
+def _is_user_code(filename: str) -> bool:
+    return not filename.startswith("<frozen importlib") and filename not in (__file__, importlib.__file__)
+
+
+def find_bindings(module: ModuleType, shown: str) -> list[Binding]:
+    """The bindings of a module: `bindings`, else those of a KafkaWorker named `worker`, else every Binding in it."""
+    named = getattr(module, "bindings", None)
+    if isinstance(named, Binding):
+        return [named]
+    if named is not None:
+        found = list(named) if isinstance(named, Iterable) else [named]
+        strange = [item for item in found if not isinstance(item, Binding)]
+        if strange or not found:
+            what = f"holds {type(strange[0]).__name__} {strange[0]!r}" if strange else "is empty"
+            raise Problem(f"`bindings` in {shown} {what}; it must be a list of pyrula.kafka.Binding")
+        return found
+    worker = getattr(module, "worker", None)
+    if isinstance(worker, KafkaWorker):
+        return list(worker.bindings)
+    loose = [value for value in vars(module).values() if isinstance(value, Binding)]
+    if loose:
+        return loose
+    raise Problem(
+        f"{shown} has no bindings: nothing says which topic runs which workflow. Add, at the end of the file:\n\n"
+        "    from pyrula.kafka import Binding\n\n"
+        f'    bindings = [Binding({_a_workflow(module)}, topic="orders", group="billing")]'
+    )
+
+
+def _a_workflow(module: ModuleType) -> str:
+    from pyrula.workflows.definition import WorkflowDefinition
+
+    return next((name for name, value in vars(module).items() if isinstance(value, WorkflowDefinition)), "my_workflow")
+
+
+def find_worker(target: str) -> KafkaWorker:
+    """The KafkaWorker that ``module:name`` names; a function of no arguments is called for it."""
+    module_name, colon, path = target.partition(":")
+    if not colon or not module_name or not path:
+        looks_like_file = target.endswith(".py") or "/" in target
+        shown = Path(target.split(":")[0]).stem if looks_like_file else module_name or "mymodule"
+        raise Problem(f"{target!r} is not MODULE:WORKER. Give a module and a name in it, like {shown}:worker")
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = ".".join(Path(module_name).with_suffix("").parts)
+        raise Problem(f"{module_name!r} is a file; name the module as Python imports it: {dotted}:{path}")
+    module = _import_module(module_name)
+    found: object = module
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise Problem(f"module {module_name!r} has no {path!r}. {_candidates(module, module_name)}")
+        found = getattr(found, name)
+    if inspect.isroutine(found) and not inspect.iscoroutinefunction(found):
+        try:
+            found = found()
+        except Exception as error:  # noqa: BLE001
+            raise _broken(error, f"{target} was called for its worker") from None
+    if not isinstance(found, KafkaWorker):
+        raise Problem(
+            f"{target} is a {type(found).__name__}, not a KafkaWorker or a function that returns one."
+            f" {_candidates(module, module_name)}"
+        )
+    return found
+
+
+def _candidates(module: ModuleType, module_name: str) -> str:
+    workers = [name for name, value in vars(module).items() if isinstance(value, KafkaWorker)]
+    if workers:
+        return "It has " + ", ".join(f"{module_name}:{name}" for name in workers)
+    return "It has no KafkaWorker at all; make one: worker = KafkaWorker(bindings=[...], store=..., kafka=...)"

@@ -1,0 +1,44 @@
+"""`pyrula worker MODULE:WORKER`: run a worker that the user's module made, until SIGTERM or Ctrl-C drains it."""
+
+import argparse
+import asyncio
+import logging
+
+from pyrula.cli.load import find_worker
+from pyrula.workflows.errors import PyrulaError
+
+__all__ = ["add_command"]
+
+log = logging.getLogger("pyrula.cli")
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "worker",
+        help="run a worker on real Kafka and a real store",
+        description=(
+            "Run a KafkaWorker until SIGTERM or Ctrl-C; then it finishes the records at hand, commits and leaves."
+            " A second signal ends it at once. WORKER is a KafkaWorker in MODULE, or a function that returns one."
+        ),
+    )
+    parser.add_argument("worker", metavar="MODULE:WORKER", help="such as shop.orders:worker")
+    parser.add_argument(
+        "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="default: INFO"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)-7s %(name)s  %(message)s")
+    if arguments.log_level == "INFO":
+        # Its INFO tells every request to a coordinator.
+        logging.getLogger("aiokafka").setLevel("WARNING")
+    worker = find_worker(arguments.worker)
+    try:
+        asyncio.run(worker.run())
+    except PyrulaError as error:
+        log.error("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
