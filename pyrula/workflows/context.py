@@ -4,6 +4,7 @@ Every operation is an `async def` that asks when it first runs, not when it is c
 for a run of one task, written out here since every record takes it, and the one through the run's crew.
 """
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
@@ -14,8 +15,11 @@ from typing import Any, ParamSpec, TypeVar, overload
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import dumps, encode_message, loads
 from pyrula.workflows.definition import StepDefinition, step_of
+from pyrula.workflows.engine.as_completed import AsCompleted
 from pyrula.workflows.engine.attempts import error_from, pause, perform
+from pyrula.workflows.engine.operations import InstantOperation, SleepOperation, StepOperation
 from pyrula.workflows.engine.run import RUN, Output, Run
+from pyrula.workflows.engine.timeout import Timeout
 from pyrula.workflows.errors import NonDeterminismError, SerializationError
 from pyrula.workflows.model import MAX_VALUE, RunInfo
 from pyrula.workflows.replay.journal import Entry
@@ -59,6 +63,8 @@ class Context:
         codec = definition.return_codec
         if not run.straight or RUN.get() is not run:
             await run.admit()
+            if run.crew is not None:
+                return await run.crew.ask(StepOperation(definition, args, kwargs))
         machine = run.machine or run.begin()
         machine.asked = clock = machine.asked + 1
         op, name = str(clock), definition.name
@@ -66,10 +72,13 @@ class Context:
             entry = await self._recorded(op, "step", name)
             if entry.kind == "error":
                 raise error_from(entry)
-            return codec.decode(entry.value or b"null")
+            try:
+                return codec.decode(entry.value or b"null")
+            except SerializationError as error:
+                await run.fail(machine.unreadable(entry, error))
         kind, data, answer = await perform(run, op, definition, args, kwargs)
-        if run.stopped is not None:
-            await run.refuse()
+        if not run.straight:
+            return await self._hand_in("step", name, op, kind, data, answer)
         run.write(Entry(kind, op, "step", name, clock, None, data))
         if kind == "error":
             raise answer
@@ -86,30 +95,59 @@ class Context:
             wanted = None
         else:
             wanted = to_seconds(seconds or 0, "ctx.sleep()")
+        moment = None if until is None else until.timestamp()
         if not run.straight or RUN.get() is not run:
             await run.admit()
+            if run.crew is not None:
+                await run.crew.ask(SleepOperation("sleep", wanted, moment))
+                return
         machine = run.machine or run.begin()
         machine.asked = clock = machine.asked + 1
         op = str(clock)
         if machine.left:
             await self._recorded(op, "sleep", "")
             return
-        now = run.clock.now().timestamp()
-        note = machine.journal.note("deadline", op)
-        if note is not None:
-            deadline = loads(note.value or b"0")
-        else:
-            deadline = now + wanted if wanted is not None else until.timestamp()  # type: ignore[union-attr]
-            if deadline > now:
-                run.write(Entry("deadline", op, "sleep", "", None, None, dumps(deadline)))
-        if deadline > now:
-            waiter = run.host.durable(run)
-            if waiter is not None:
-                await run.acknowledged(waiter)
-            await pause(deadline - run.clock.now().timestamp())
-            if run.stopped is not None:
-                await run.refuse()
+        await pause(run.time_left(op, "sleep", wanted, moment))
+        if not run.straight:
+            await self._hand_in("sleep", "", op, "value", b"null", None)
+            return
         run.write(Entry("value", op, "sleep", "", clock, None, b"null"))
+
+    def timeout(self, seconds: float | timedelta) -> Timeout:
+        """`async with ctx.timeout(5):` raises TimeoutError if the block takes longer. Its end is journaled."""
+        return Timeout(self._run, to_seconds(seconds, "ctx.timeout()"))
+
+    async def gather(self, *awaitables: Awaitable[Any], return_exceptions: bool = False) -> list[Any]:
+        """The results of all, in the order given; asyncio.gather does the same."""
+        results: list[Any] = await asyncio.gather(*awaitables, return_exceptions=return_exceptions)
+        return results
+
+    async def wait(
+        self,
+        awaitables: Iterable[Awaitable[R]],
+        *,
+        timeout: float | timedelta | None = None,  # the name in asyncio
+        return_when: str = asyncio.ALL_COMPLETED,
+    ) -> "tuple[list[asyncio.Future[R]], list[asyncio.Future[R]]]":
+        """As asyncio.wait: the done and the pending ones, as lists in the order given. Coroutines become tasks."""
+        futures = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+        try:
+            if timeout is None:
+                await asyncio.wait(futures, return_when=return_when)
+            else:
+                async with self.timeout(timeout):
+                    await asyncio.wait(futures, return_when=return_when)
+        except TimeoutError:
+            pass
+        return [future for future in futures if future.done()], [future for future in futures if not future.done()]
+
+    def as_completed(
+        self, awaitables: Iterable[Awaitable[R]], *, timeout: float | timedelta | None = None
+    ) -> AsCompleted[R]:
+        """As asyncio.as_completed, in an order that replays: `async for task in ...` gives tasks that are done."""
+        return AsCompleted(
+            self._run, awaitables, None if timeout is None else to_seconds(timeout, "ctx.as_completed(timeout=)")
+        )
 
     async def now(self) -> datetime:
         """The time as an aware datetime in UTC, journaled."""
@@ -148,8 +186,11 @@ class Context:
         run = self._run
         if not run.straight or RUN.get() is not run:
             await run.admit()
-        machine = run.machine or run.begin()
-        machine.asked += 1
+        if run.crew is not None:
+            run.crew.count()
+        else:
+            machine = run.machine or run.begin()
+            machine.asked += 1
         if run.outputs is None:
             run.outputs = [output]
         else:
@@ -188,6 +229,8 @@ class Context:
         run = self._run
         if not run.straight or RUN.get() is not run:
             await run.admit()
+            if run.crew is not None:
+                return await run.crew.ask(InstantOperation(kind, make))
         machine = run.machine or run.begin()
         machine.asked = clock = machine.asked + 1
         op = str(clock)
@@ -195,6 +238,20 @@ class Context:
             return loads((await self._recorded(op, kind, "")).value or b"null")
         value = make()
         run.write(Entry("value", op, kind, "", clock, None, dumps(value)))
+        return value
+
+    async def _hand_in(self, opkind: str, name: str, op: str, *answer: Any) -> Any:
+        """What was executed in place while the run stopped being a straight one."""
+        run = self._run
+        if run.stopped is not None:
+            await run.refuse()
+        if run.crew is not None:
+            return await run.crew.hand_in(opkind, name, op, answer)
+        kind, data, value = answer
+        assert run.machine is not None
+        run.write(Entry(kind, op, opkind, name, run.machine.asked, None, data))
+        if kind == "error":
+            raise value
         return value
 
     async def _recorded(self, op: str, kind: str, name: str) -> Entry:

@@ -5,18 +5,21 @@ the caller's context stays as it was. A body that never suspends costs no turn o
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Coroutine, Iterator
 from contextvars import Context as Variables
 from contextvars import copy_context
 from copy import copy
 from typing import Any
+from weakref import finalize
 
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.context import Context
+from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.engine.crew import Crew
 from pyrula.workflows.engine.drive import Drive
+from pyrula.workflows.engine.install import install, uninstall
 from pyrula.workflows.engine.run import RUN, Host, Outcome, Output, Run
-from pyrula.workflows.errors import ConfigurationError, NonDeterminismError, RunCancelled, SerializationError, StepError
+from pyrula.workflows.errors import NonDeterminismError, RunCancelled, SerializationError, StepError
 from pyrula.workflows.replay.journal import Entry, Journal
 
 __all__ = ["Execution", "Host", "Outcome", "Output", "install", "uninstall"]
@@ -34,47 +37,87 @@ class Execution(Run):
     async def run(self) -> Outcome:
         """Runs the body to its end. Raises no ordinary exception."""
         if self.stopped is not None:
-            return self._stopped(self.error)
+            return self._stopped()
         variables = copy_context()
         variables.run(RUN.set, self)
         try:
             if self.kwargs is None:
-                body = self.definition.fn(Context(self), *self.args)
+                self.body = body = self.definition.fn(Context(self), *self.args)
             else:
-                body = self.definition.fn(Context(self), *self.args, **self.kwargs)
+                self.body = body = self.definition.fn(Context(self), *self.args, **self.kwargs)
+            if id(self.definition) in _making_tasks:
+                return await self._with_crew(body, variables)
             yielded = variables.run(body.send, None)
         except StopIteration as stop:
-            return self._returned(stop.value)
+            outcome = self._returned(stop.value)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever the body raised is its outcome
-            return self._raised(error)
-        return await self._suspended(body, variables, yielded)
+            outcome = self._raised(error)
+        else:
+            outcome = await self._suspended(body, variables, yielded)
+        if self.crew is not None:
+            await self._crew_gone()
+        return outcome
 
     async def _suspended(self, body: Coroutine[Any, Any, Any], variables: Variables, yielded: Any) -> Outcome:
         if self.on_suspend is not None:
             self.on_suspend()
-        self.drive = drive = Drive(self, body, variables)
+        drive = Drive(self, body, variables)
+        self.drive = drive
         try:
             value = await drive.carry(yielded)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
+            self.drive = None
             if isinstance(error, asyncio.CancelledError) and drive.was_cancelled():
                 self.stop("cut")
+                if self.crew is not None:
+                    await self._crew_gone()
                 raise
             outcome = self._raised(error)
         else:
-            outcome = self._returned(value)
-        finally:
             self.drive = None
-            self.leftovers = self.still_alive()
+            outcome = self._returned(value)
+        self.leftovers = self.still_alive()
         return outcome
+
+    async def _with_crew(self, body: Coroutine[Any, Any, Any], variables: Variables) -> Outcome:
+        """The body as a task of its own from the start."""
+        crew = Crew(self)
+        crew.start(body, variables, self._root_ended)
+        if self.on_suspend is not None:
+            self.on_suspend()
+        await self._crew_gone()
+        return self._stopped()
+
+    def _root_ended(self, task: "asyncio.Task[Any]") -> None:
+        if task.cancelled():
+            self._raised(asyncio.CancelledError("the body was cancelled"))
+        elif (error := task.exception()) is not None:
+            self._raised(error)
+        else:
+            self._returned(task.result())
+
+    async def _crew_gone(self) -> None:
+        """Until the run's tasks have ended or been left behind. A cancellation cuts the run and is raised after it."""
+        assert self.crew is not None
+        teardown, cancelled = self.crew.teardown, None
+        while not teardown.gone:
+            try:
+                await teardown.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+                self.stop("cut")
+        self.leftovers = self.still_alive()
+        _remember(self.definition)
+        if cancelled is not None:
+            raise cancelled
 
     def cut(self) -> None:
         """Drain, or the lease is lost: `run()` then returns "cut" promptly, whatever the body does."""
-        if self.stop("cut") and self.drive is not None:
-            self.drive.cut()
+        self.stop("cut")
 
     def retry(self) -> "Execution":
         """After "failed": the next round, an object of the same class with what its subclass added.
@@ -98,40 +141,61 @@ class Execution(Run):
         return again
 
     def _returned(self, value: Any) -> Outcome:
-        if self.stopped is not None:
-            return self._stopped(self.error)
-        machine = self.machine
-        if machine is not None and machine.left:
-            return self._paused(machine.returned_early())
-        if machine is None and self.journal is not None and self.journal.recorded:
-            return self._paused(self.begin().returned_early())
-        self.stopped = "completed"
-        return Outcome("completed", value)
+        if self.stopped is None and self.journal is None and self.crew is None:
+            self.stopped = "completed"
+            return Outcome("completed", value)
+        if self.stopped is None:
+            machine = self.machine
+            if machine is None and self.journal is not None and self.journal.recorded:
+                machine = self.begin()
+            if machine is not None and machine.left:
+                self.stop("paused", machine.returned_early())
+            else:
+                self.value = value
+                self.stop("completed")
+        return self._stopped()
 
     def _raised(self, error: BaseException) -> Outcome:
-        if self.stopped is not None:
-            return self._stopped(self.error)
-        if isinstance(error, NonDeterminismError):
-            return self._paused(error)
-        machine = self.machine or (self.begin() if self.journal is not None else None)
-        if machine is not None and machine.left:
-            early = machine.returned_early()
-            early.__cause__ = error
-            return self._paused(early)
-        if isinstance(error, RunCancelled):
-            self.stop("cancelled", error)
-            return Outcome("cancelled")
-        self.stop("failed", error)
-        return Outcome("failed", None, error)
+        if self.stopped is None:
+            machine = self.machine or (self.begin() if self.journal is not None else None)
+            refused = _first(error, NonDeterminismError)
+            if refused is not None:
+                self.stop("paused", refused)
+            elif machine is not None and machine.left:
+                early = machine.returned_early()
+                early.__cause__ = error
+                self.stop("paused", early)
+            elif _first(error, RunCancelled) is not None:
+                self.stop("cancelled", error)
+            else:
+                self.stop("failed", error)
+        return self._stopped()
 
-    def _paused(self, error: NonDeterminismError) -> Outcome:
-        self.stop("paused", error)
-        return Outcome("paused", None, error)
-
-    def _stopped(self, error: BaseException | None) -> Outcome:
+    def _stopped(self) -> Outcome:
         status = self.stopped
         assert status is not None
-        return Outcome(status, None, error if status in ("failed", "paused") else None)
+        if status == "completed":
+            return Outcome(status, self.value)
+        return Outcome(status, None, self.error if status in ("failed", "paused") else None)
+
+
+_making_tasks: set[int] = set()
+
+
+def _remember(definition: WorkflowDefinition[Any, Any]) -> None:
+    """Runs of it get a task from the start from now on."""
+    if id(definition) not in _making_tasks:
+        _making_tasks.add(id(definition))
+        finalize(definition, _making_tasks.discard, id(definition))
+
+
+def _first(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """The error if it is of that kind, or the first such member of a group."""
+    if isinstance(error, kind):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for one in error.exceptions if (found := _first(one, kind)) is not None), None)
+    return None
 
 
 def _rows_to_drop(journal: Journal, failure: BaseException) -> set[int]:
@@ -171,16 +235,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         if isinstance(one, BaseExceptionGroup):
             waiting.extend(one.exceptions)
         waiting.extend((one.__cause__, one.__context__))
-
-
-def install(loop: asyncio.AbstractEventLoop) -> None:
-    """Prepares a loop for runs. Idempotent; ConfigurationError for a loop that can't show its ready queue."""
-    if not isinstance(getattr(loop, "_ready", None), deque):
-        raise ConfigurationError(
-            f"{type(loop).__module__}.{type(loop).__qualname__} can't run workflows: use asyncio's own event loop "
-            "(uvloop isn't supported)"
-        )
-
-
-def uninstall(loop: asyncio.AbstractEventLoop) -> None:
-    """Undoes `install`."""

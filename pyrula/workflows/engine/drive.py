@@ -11,7 +11,7 @@ from types import coroutine
 from typing import Any, Final
 
 from pyrula.workflows.engine.leftovers import abandon
-from pyrula.workflows.engine.run import Run
+from pyrula.workflows.engine.run import RUN, Run
 
 __all__ = ["Drive", "GivenUp"]
 
@@ -31,13 +31,14 @@ class Drive:
         "_body",
         "_given_up",
         "_loop",
+        "_marked",
         "_own",
         "_rounds",
         "_run",
         "_sent",
-        "_task",
         "_timer",
         "_variables",
+        "task",
     )
 
     def __init__(self, run: Run, body: Coroutine[Any, Any, Any], variables: Context) -> None:
@@ -46,22 +47,27 @@ class Drive:
         self._run = run
         self._body = body
         self._variables = variables
-        self._task = task
+        self.task = task
         self._loop = asyncio.get_running_loop()
         self._base = task.cancelling()
         self._own = 0
         self._sent = 0
         self._rounds = 0
         self._given_up = False
+        self._marked = False
         self._timer: asyncio.Handle | None = None
 
     @coroutine
     def carry(self, yielded: Any) -> Generator[Any, Any, Any]:
         """Awaits the body from where it first suspended to its end, and gives its result or raises its exception."""
-        run, task, enter, cancelling = self._run, self._task, self._variables.run, self._task.cancelling
+        run, task, enter, cancelling = self._run, self.task, self._variables.run, self.task.cancelling
         send, throw = self._body.send, self._body.throw
         try:
             while True:
+                if run.crew is not None and not self._marked:
+                    # The task is the run's root now: its wake-ups are to be seen as the run's.
+                    self._marked = True
+                    RUN.set(run)
                 if run.stopped is not None and self._timer is None:
                     self._timer = self._loop.call_soon(self._next_round, context=Context())
                 try:
@@ -79,49 +85,67 @@ class Drive:
                         raise self._left_behind(yielded) from None
                     before = cancelling()
                     yielded = enter(send, None)
-                self._own += cancelling() - before
+                self._own += max(0, cancelling() - before)
         except StopIteration as stop:
             return stop.value
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            if self._marked:
+                RUN.set(None)
+
+    def mark(self) -> None:
+        """The run has a crew from now on. If the body waits meanwhile, its wake-up is to be seen as the run's."""
+        if asyncio.current_task() is not self.task:
+            for _, variables in self._wakeups():
+                variables.run(RUN.set, self._run)
+                self._marked = True
 
     def was_cancelled(self) -> bool:
         """After the end: whether the caller's task was cancelled by somebody else than the body and the cut."""
-        return self._task.cancelling() > self._base + self._own
+        return self.task.cancelling() > self._base + self._own
 
     def cut(self) -> None:
         """Starts getting rid of the body. Not from within the body itself: it is seen to when it next suspends."""
-        if self._timer is None and asyncio.current_task() is not self._task:
+        if self._timer is None and asyncio.current_task() is not self.task:
             self._next_round()
 
     def _next_round(self) -> None:
         if self._rounds < ROUNDS:
             self._rounds += 1
             self._sent += 1
-            self._task.cancel()
+            self.task.cancel()
             self._timer = self._loop.call_later(ROUND_SECONDS, self._next_round, context=Context())
         else:
             self._give_up()
 
     def _give_up(self) -> None:
         self._given_up = True
-        waiter: Any = getattr(self._task, "_fut_waiter", None)
-        for callback, variables in getattr(waiter, "_callbacks", None) or ():
-            if getattr(callback, "__self__", None) is self._task:
-                waiter.remove_done_callback(callback)
-                woken = self._loop.create_future()
-                woken.set_result(None)
-                self._loop.call_soon(callback, woken, context=variables)
-                return
+        waiter: Any = getattr(self.task, "_fut_waiter", None)
+        for callback, variables in self._wakeups():
+            waiter.remove_done_callback(callback)
+            woken = self._loop.create_future()
+            woken.set_result(None)
+            self._loop.call_soon(callback, woken, context=variables)
+            return
         if waiter is not None:
             self._sent += 1
-            self._task.cancel()
+            self.task.cancel()
+
+    def _wakeups(self) -> list[tuple[Any, Context]]:
+        """How the task is woken by what it waits on: the callback and the task's context."""
+        waiter = getattr(self.task, "_fut_waiter", None)
+        callbacks = getattr(waiter, "_callbacks", None) or ()
+        return [
+            (callback, variables)
+            for callback, variables in callbacks
+            if getattr(callback, "__self__", None) is self.task
+        ]
 
     def _left_behind(self, yielded: Any) -> GivenUp:
         while self._sent:
             self._sent -= 1
-            self._task.uncancel()
+            self.task.uncancel()
         abandon(self._run, self._go_on(yielded), f"its body still runs after it was asked to end {ROUNDS} times")
         return GivenUp()
 

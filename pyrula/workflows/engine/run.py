@@ -16,14 +16,15 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from pyrula.workflows.clock import Clock
-from pyrula.workflows.codec import loads
+from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.engine.places import still_armed
 from pyrula.workflows.errors import LeaseLost, NonDeterminismError, PyrulaError, SerializationError
 from pyrula.workflows.model import MAX_ENTRIES, MAX_JOURNAL
 from pyrula.workflows.replay.journal import Entry, Journal
 from pyrula.workflows.replay.machine import Machine
 
-__all__ = ["RUN", "Host", "Outcome", "Output", "Run", "Status", "Torn", "wake"]
+__all__ = ["RUN", "Host", "Outcome", "Output", "Run", "Status", "Torn", "under_alarm", "wake"]
 
 log = logging.getLogger("pyrula.workflows")
 
@@ -68,6 +69,50 @@ class Host(Protocol):
         """What `ctx.record` shows."""
 
 
+class DriveLike(Protocol):
+    """What drives a suspended body in its caller's task."""
+
+    task: "asyncio.Task[Any]"
+
+    def cut(self) -> None:
+        """The run was stopped: get rid of the body."""
+
+    def mark(self) -> None:
+        """The run has a crew from now on."""
+
+
+class TeardownLike(Protocol):
+    """What ends a crew's tasks."""
+
+    gone: bool
+
+    def begin(self) -> None:
+        """The run was stopped."""
+
+    async def wait(self) -> None:
+        """Until the tasks are gone."""
+
+
+class CrewLike(Protocol):
+    """The full machinery of a run, as far as the straight path has to know it."""
+
+    @property
+    def teardown(self) -> TeardownLike:
+        """What ends its tasks."""
+
+    def count(self) -> object:
+        """Counts an operation that nothing is delivered for."""
+
+    async def ask(self, operation: Any) -> Any:
+        """Asks for an operation and waits for its delivery."""
+
+    async def hand_in(self, kind: str, name: str, op: str, answer: tuple[str, bytes, Any]) -> Any:
+        """Delivers what was executed on the straight path."""
+
+    def on_alarm(self, alarm: asyncio.TimerHandle) -> None:
+        """A timer was armed that would cancel the present task."""
+
+
 class Torn(asyncio.CancelledError):
     """An operation was asked for in a run that is being torn down."""
 
@@ -83,9 +128,12 @@ class Run:
         "_grown",
         "_run_id",
         "_told",
+        "alarms",
         "args",
         "attempt",
+        "body",
         "clock",
+        "crew",
         "definition",
         "drive",
         "error",
@@ -101,6 +149,7 @@ class Run:
         "stopped",
         "straight",
         "threads",
+        "value",
     )
 
     def __init__(
@@ -141,8 +190,12 @@ class Run:
         self.straight = True
         self.stopped: Status | None = None
         self.error: BaseException | None = None
+        self.value: Any = None
         self.threads: set[asyncio.Future[Any]] | None = None
-        self.drive: Any = None
+        self.body: Any = None
+        self.drive: DriveLike | None = None
+        self.crew: CrewLike | None = None
+        self.alarms: list[asyncio.TimerHandle] | None = None
         self._told: set[Any] | None = None
         self._dead: dict[Any, asyncio.Future[None]] | None = None
         self._grown = 0
@@ -192,6 +245,10 @@ class Run:
         self.stopped = status
         self.error = error
         self.straight = False
+        if self.drive is not None:
+            self.drive.cut()
+        if self.crew is not None:
+            self.crew.teardown.begin()
         return True
 
     async def admit(self) -> None:
@@ -205,13 +262,46 @@ class Run:
             )
         machine = self.machine or self.begin()
         journal = machine.journal
-        if not machine.left and (len(journal) >= MAX_ENTRIES or journal.size >= MAX_JOURNAL):
-            await self.fail(
-                SerializationError(
-                    f"run {self.run_id}: its journal is full ({len(journal):,} entries of {MAX_ENTRIES:,}, "
-                    f"{journal.size:,} bytes of {MAX_JOURNAL:,}); split the work over several runs"
+        if len(journal) >= MAX_ENTRIES or journal.size >= MAX_JOURNAL:
+            if not machine.left:
+                await self.fail(
+                    SerializationError(
+                        f"run {self.run_id}: its journal is full ({len(journal):,} entries of {MAX_ENTRIES:,}, "
+                        f"{journal.size:,} bytes of {MAX_JOURNAL:,}); split the work over several runs"
+                    )
                 )
+        elif self.crew is None:
+            if self.alarms:
+                self.alarms = still_armed(self.alarms)
+                if self.alarms:
+                    raise under_alarm(self)
+            self.straight = True
+        if self.crew is None and self.drive is not None and asyncio.current_task() is not self.drive.task:
+            raise PyrulaError(
+                f"run {self.run_id}: an operation on ctx was asked for by a task that Pyrula didn't make, so it has no "
+                "place in the run; the loop's task factory was replaced after the worker had started"
             )
+
+    def on_alarm(self, alarm: asyncio.TimerHandle) -> None:
+        """A timer was armed that would cancel the present task."""
+        if self.crew is not None:
+            self.crew.on_alarm(alarm)
+        else:
+            self.alarms = [*(self.alarms or ()), alarm]
+            self.straight = False
+
+    def time_left(self, op: str, kind: str, seconds: float | None, until: float | None) -> float:
+        """The seconds until an operation's deadline, which is noted the first time."""
+        machine = self.machine or self.begin()
+        now = self.clock.now().timestamp()
+        note = machine.journal.note("deadline", op)
+        if note is not None:
+            deadline: float = loads(note.value or b"0")
+            return deadline - now
+        deadline = now + seconds if seconds is not None else until or now
+        if deadline > now:
+            self.write(Entry("deadline", op, kind, "", None, None, dumps(deadline)))
+        return deadline - now
 
     async def refuse(self) -> None:
         """Tear-down: the first operation a task asks for raises, the next one never returns."""
@@ -255,6 +345,15 @@ class Run:
             self.stop("cut", error)
         if self.stopped is not None:
             await self.refuse()
+
+
+def under_alarm(run: Run) -> NonDeterminismError:
+    """The error for an operation inside of asyncio.timeout or wait_for."""
+    return NonDeterminismError(
+        f"run {run.run_id}: an operation on ctx was asked for inside asyncio.timeout or asyncio.wait_for: whether it "
+        "is cancelled would depend on a clock, which a replay can't repeat; use `async with ctx.timeout(seconds):`, "
+        "whose end is journaled, or the step's own timeout="
+    )
 
 
 def wake(waiter: "asyncio.Future[None]") -> None:

@@ -1,0 +1,90 @@
+"""Ends the tasks of a run that is over: cancelled, youngest first, in three rounds; what resists is left behind.
+
+Closing a coroutine or forgetting its task would run its `finally` blocks in worse ways. An operation that is asked for
+meanwhile raises, so nothing acts for the run any more.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from contextvars import Context
+from typing import Any, Protocol
+
+from pyrula.workflows.engine.drive import ROUND_SECONDS, ROUNDS
+from pyrula.workflows.engine.leftovers import abandon_task
+from pyrula.workflows.engine.run import Run, wake
+
+__all__ = ["Teardown"]
+
+
+class Tasks(Protocol):
+    """What is to be ended."""
+
+    run: Run
+    loop: asyncio.AbstractEventLoop
+    tasks: dict[int, Any]
+    executing: "set[asyncio.Task[Any]]"
+
+
+class Teardown:
+    """Begun once. `gone` when all tasks have ended or been left behind."""
+
+    __slots__ = ("_crew", "_rounds", "_timer", "_waiters", "begun", "gone")
+
+    def __init__(self, crew: Tasks) -> None:
+        self._crew = crew
+        self._rounds = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self.begun = False
+        self.gone = False
+
+    def begin(self) -> None:
+        """Start ending the tasks."""
+        if not self.begun:
+            self.begun = True
+            self._round()
+
+    def on_new(self, task: "asyncio.Task[Any]") -> None:
+        """A task was made while it is under way, or after it."""
+        task.cancel()
+
+    def on_end(self) -> None:
+        """A task has ended."""
+        if self.begun and not self.gone and not self._crew.tasks and not self._crew.executing:
+            self._finish()
+
+    async def wait(self) -> None:
+        """Until `gone`."""
+        if not self.gone:
+            waiter: asyncio.Future[None] = self._crew.loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _round(self) -> None:
+        crew = self._crew
+        if not crew.tasks and not crew.executing:
+            self._finish()
+            return
+        if self._rounds == ROUNDS:
+            self._leave_behind([*crew.tasks.values(), *crew.executing])
+            return
+        self._rounds += 1
+        for task in sorted(crew.tasks.values(), key=lambda task: -task.place.serial):
+            task.cancel()
+        if self._rounds > 1:  # in the first one an operation is given up by its task, which cancels it
+            for task in list(crew.executing):
+                task.cancel()
+        self._timer = crew.loop.call_later(ROUND_SECONDS, self._round, context=Context())
+
+    def _leave_behind(self, alive: "Iterable[asyncio.Task[Any]]") -> None:
+        for task in alive:
+            if not task.done():
+                abandon_task(self._crew.run, task, f"a task of it still runs after it was asked to end {ROUNDS} times")
+        self._finish()
+
+    def _finish(self) -> None:
+        self.gone = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiter in self._waiters:
+            wake(waiter)
