@@ -93,7 +93,7 @@ class KafkaOptions(BaseModel):
     max_partition_fetch_bytes: Count = 1024 * 1024
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
 
-    buffer_records: Count = 10_000
+    buffer_records: Count = 50_000
     buffer_bytes: Count = 64 * 1024 * 1024
     window_offsets: Count = 100_000
     window_bytes: Count = 16 * 1024 * 1024

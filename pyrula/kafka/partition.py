@@ -155,7 +155,7 @@ class Partition:
         top = self._top
         if top is None or offset > top.offset:
             self._top = record
-        if self._holds:
+        if self._holds & BUFFER and self.buffered * 2 <= self.bounds.records:
             self.check_bounds()
 
     def rows_of(self, record: Raw) -> Journal | None:
