@@ -1,0 +1,69 @@
+"""`pyrula worker MODULE:WORKER` as a process: it works until a signal, and says why when it can't."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.services.topics import Message, Topics
+from tests.services.waiting import wait_until
+
+_SHOP = """
+import os
+from pyrula.kafka import Binding, KafkaOptions, KafkaWorker
+from pyrula.workflows import MemoryStore, workflow
+
+@workflow(name="double")
+async def double(ctx, number: int) -> int:
+    return number * 2
+
+def worker():
+    topic = os.environ["TOPIC"]
+    return KafkaWorker(
+        [Binding(double, topic=topic, output=topic + ".out", group=topic)],
+        store=MemoryStore(),
+        kafka=KafkaOptions(bootstrap_servers=os.environ["KAFKA"], commit_interval=0.1),
+    )
+"""
+
+
+def start(folder: Path, environment: Mapping[str, str]) -> "subprocess.Popen[str]":
+    (folder / "shop.py").write_text(_SHOP)
+    return subprocess.Popen(
+        [sys.executable, "-m", "pyrula.cli", "worker", "shop:worker"],
+        cwd=folder,
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_it_works_until_sigterm_and_ends_well(kafka: str, topic_prefix: str, tmp_path: Path) -> None:
+    topics = Topics(kafka)
+    topics.create(topic_prefix, f"{topic_prefix}.out", f"{topic_prefix}.{topic_prefix}.dlq", partitions=2)
+    topics.produce(topic_prefix, [Message(b"%d" % number, b"%d" % number) for number in range(50)])
+    worker = start(tmp_path, {"KAFKA": kafka, "TOPIC": topic_prefix})
+    try:
+        wait_until(
+            lambda: sum(topics.ends(f"{topic_prefix}.out").values()) == 50, description="all outputs", timeout=30
+        )
+        worker.send_signal(signal.SIGTERM)
+        said, _ = worker.communicate(timeout=30)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert worker.returncode == 0, said
+    assert "Traceback" not in said
+    assert sorted(int(record.value or b"") for record in topics.read(f"{topic_prefix}.out")) == [*range(0, 100, 2)]
+    ends = topics.ends(topic_prefix)
+    assert {partition: kept.offset for partition, kept in topics.committed(topic_prefix, topic_prefix).items()} == ends
+
+
+def test_a_broker_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    worker = start(tmp_path, {"KAFKA": "127.0.0.1:1", "TOPIC": "orders"})
+    said, _ = worker.communicate(timeout=60)
+    assert worker.returncode == 1
+    assert "no Kafka broker answered at 127.0.0.1:1" in said
+    assert "Traceback" not in said
