@@ -110,7 +110,7 @@ class MemoryStore:
                 if not entries:
                     del found.rows[position]
         found.high = batch.high if found.high is None else max(found.high, batch.high)
-        if batch.witness is not None:
+        if batch.witness:
             found.witness = batch.witness
         return None
 
@@ -120,7 +120,7 @@ class MemoryStore:
             return
         if below != found.below:
             found.below, found.crashes = below, 0
-        if witness is not None:
+        if witness:
             found.witness = witness
         for position in [position for position in found.rows if position < below]:
             del found.rows[position]

@@ -50,7 +50,7 @@ class Batch(NamedTuple):
     """Rows of one source that become durable together.
 
     ``rows`` may hold plain ``(position, index, data)`` tuples. ``high`` is the highest position the journal is to be
-    read to, ``witness`` identifies the log the positions belong to (None: as it was). No rows at all: the journal's
+    read to, ``witness`` identifies the log the positions belong to (None or empty: as it was). No rows at all: the journal's
     life is extended.
     """
 

@@ -1,0 +1,79 @@
+"""One suite for every store: each test gets a store, and the same store as another process would hold it."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from pyrula.workflows.store.memory import MemoryStore
+from pyrula.workflows.store.port import SourceStore
+from pyrula.workflows.store.valkey import ValkeyStore
+from tests.conformance.server import Server
+from tests.services.child import ServiceUnavailable
+from tests.services.valkey import ValkeyServer
+
+
+@pytest.fixture(params=["memory", "valkey"])
+def make_store(request: pytest.FixtureRequest) -> Callable[[], SourceStore]:
+    """Makes handles on one store, each as a process of its own would have it. All start empty."""
+    if request.param == "memory":
+        first = MemoryStore()
+        return first.twin
+    request.getfixturevalue("server")
+    url, namespace = request.getfixturevalue("valkey"), request.getfixturevalue("namespace")
+    return lambda: ValkeyStore(url, namespace=namespace)
+
+
+@pytest.fixture
+async def store(make_store: Callable[[], SourceStore]) -> AsyncIterator[SourceStore]:
+    store = make_store()
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def other(make_store: Callable[[], SourceStore]) -> AsyncIterator[SourceStore]:
+    """The store in the hands of another process."""
+    store = make_store()
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def server(valkey: str, namespace: str) -> AsyncIterator[Server]:
+    """The server as itself. Fails a test that leaves a key without a time to live, then removes its keys."""
+    server = Server(valkey, namespace)
+    yield server
+    try:
+        lasting = await server.keys_without_ttl()
+        assert lasting <= {b"{%b}meta" % namespace.encode()}, f"keys left for ever: {sorted(lasting)}"
+    finally:
+        await server.clear()
+        await server.close()
+
+
+@pytest.fixture
+async def valkey_store(server: Server) -> AsyncIterator[ValkeyStore]:
+    store = ValkeyStore(server.url, namespace=server.namespace)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture(scope="session")
+def own_valkey() -> Iterator[ValkeyServer]:
+    """A server whose settings a test may change, if it puts them back."""
+    try:
+        with ValkeyServer() as server:
+            yield server
+    except ServiceUnavailable as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+async def own_server(own_valkey: ValkeyServer, namespace: str) -> AsyncIterator[Server]:
+    server = Server(own_valkey.url, namespace)
+    yield server
+    await server.clear()
+    await server.close()

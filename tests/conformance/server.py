@@ -1,0 +1,39 @@
+"""What a test asks the server itself, beside the store."""
+
+from typing import Any
+
+import redis.asyncio
+
+
+class Server:
+    """Commands straight to the server; ``call("HGETALL", key)``."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.url = url
+        self.namespace = namespace
+        self._client = redis.asyncio.from_url(url.replace("valkey://", "redis://", 1), protocol=2)
+
+    async def call(self, *command: Any) -> Any:
+        return await self._client.execute_command(*command)
+
+    async def keys(self) -> set[bytes]:
+        return {key async for key in self._client.scan_iter(match=b"{%b*" % self.namespace.encode(), count=1000)}
+
+    async def keys_without_ttl(self) -> set[bytes]:
+        return {key for key in await self.keys() if await self.call("TTL", key) == -1}
+
+    async def clear(self) -> None:
+        for key in await self.keys():
+            await self.call("UNLINK", key)
+
+    async def calls(self, command: str) -> int:
+        """How often the server has run a command since its start (scripts' own commands too)."""
+        stats = await self._client.info("commandstats")
+        return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
+
+    async def hash(self, key: bytes) -> dict[bytes, bytes]:
+        flat = await self.call("HGETALL", key)
+        return flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
+
+    async def close(self) -> None:
+        await self._client.aclose()
