@@ -7,7 +7,9 @@ session.py and appender.py, what an error means in link.py.
 import logging
 import secrets
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 
+from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.errors import ConfigurationError, LeaseLost, StaleToken, StoreError
 from pyrula.workflows.store.port import Batch, Claim, Row, Token
 from pyrula.workflows.store.valkey import keys, wire
@@ -45,24 +47,20 @@ class ValkeyStore:
         *,
         namespace: str = "pyrula",
         shards: int = 16,
-        timeout: float = 5.0,
-        retry_for: float = 30.0,
+        timeout: float | timedelta = 5.0,
+        retry_for: float | timedelta = 30.0,
     ) -> None:
         self._address = Address(url)
         self.namespace = keys.check_namespace(namespace)
-        if not isinstance(shards, int) or not 1 <= shards <= 16384:
+        if type(shards) is not int or not 1 <= shards <= 16384:
             raise ConfigurationError(f"shards must be a number from 1 to 16384, not {shards!r}")
-        if not timeout > 0 or not retry_for >= 0:
-            raise ConfigurationError(
-                f"timeout must be above 0 and retry_for not negative (seconds), not {timeout!r} and {retry_for!r}"
-            )
         self.shards = shards
-        self.timeout = timeout
-        self.retry_for = retry_for
+        self.timeout = to_seconds(timeout, "ValkeyStore(timeout=)", zero=False)
+        self.retry_for = to_seconds(retry_for, "ValkeyStore(retry_for=)")
         self.instance_id = ""
         self._process = secrets.token_hex(8).encode()
-        self._session = Session(self._address, timeout, retry_for)
-        self._appender = Appender(Link(self._address, timeout), self._keys, TTL_SECONDS, retry_for)
+        self._session = Session(self._address, self.timeout, self.retry_for)
+        self._appender = Appender(Link(self._address, self.timeout), self._keys, TTL_SECONDS, self.retry_for)
         self._warned = False
 
     def __repr__(self) -> str:

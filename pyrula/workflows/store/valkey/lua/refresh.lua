@@ -6,6 +6,8 @@
 -- ARGV  1  token
 --       2  seconds to live
 -- reply    1 extended, 0 refused: the token is another one
+--
+-- Keeps: a journal lives as long as the state that registers its buckets, also while its group is idle.
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
   return 0
 end
