@@ -208,8 +208,6 @@ def _within(ranges: Sequence[Range], low: int, high: int) -> Sequence[Range]:
 
 def _pack_ranges(committed: int, ranges: Sequence[Range], room: int) -> tuple[int, bytes]:
     """The form that covers more of `ranges` in `room` bytes, else the shorter one; kind 0 when nothing fits."""
-    # No form holds more ranges than this: a byte of bits has four at most (on, off), a range of runs two bytes.
-    ranges = ranges[: room * 4 + 1]
     runs, covered_by_runs = _pack_runs(committed, ranges, room)
     bits, covered_by_bits = _pack_bits(committed, ranges, room)
     if not covered_by_runs and not covered_by_bits:

@@ -138,6 +138,13 @@ def test_the_shorter_form_is_taken() -> None:
     assert len(bits) < 70 + 400 / 8 * 4 / 3
 
 
+def test_no_text_is_longer_than_the_protocol_can_carry() -> None:
+    ranges = [(offset, offset + 1) for offset in range(1, 1_000_000, 7)]
+    text = encode(0, ranges, Witness(1_000_000, PRINT), INSTANCE, 10**9)
+    assert LONGEST - 4 < len(text) <= LONGEST
+    assert own(text, 0).ranges
+
+
 def test_a_map_without_ranges_is_ours() -> None:
     found = own(encode(5, (), None, INSTANCE), 5, end=5)
     assert found == CommitMap(5, (), None, found.store)
@@ -245,6 +252,60 @@ def test_what_a_foreign_program_seals_is_refused_or_a_map_of_this_form(flags: in
 def sealed(body: bytes) -> str:
     body = commit_map._checksum(body).to_bytes(4, "big") + body
     return "pyrula1:" + urlsafe_b64encode(body).rstrip(b"=").decode()
+
+
+# Flags, committed offset 100, store; witness at offset 300 with timestamp 0 of a record without key and value.
+WITNESSED = b"storestr" + b"\xac\x02" + b"\x00"
+BARE, RUNS, BITS = 0b11100, 0b11101, 0b11110
+
+
+@pytest.mark.parametrize(
+    ("body", "ranges"),
+    [
+        (bytes([BARE, 100]) + WITNESSED, ()),
+        (bytes([RUNS, 100]) + WITNESSED + b"\x00\x05", ((100, 105),)),
+        (bytes([RUNS, 100]) + WITNESSED + b"\x02\x05\x01\x80\x01", ((102, 107), (108, 236))),
+        (bytes([BITS, 100]) + WITNESSED + b"\x02\xc1", ((102, 104), (109, 110))),
+        (bytes([RUNS, 100]) + WITNESSED + b"\x00\xc9\x01", ((100, 301),)),
+    ],
+)
+def test_the_forms_are_read_byte_by_byte(body: bytes, ranges: tuple[Range, ...]) -> None:
+    assert own(sealed(body), 100) == CommitMap(100, ranges, Witness(300, "0.~.~"), b"storestr")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        bytes([BARE]),
+        bytes([BARE, 100]) + WITNESSED[:-1],
+        bytes([BARE, 100]) + WITNESSED + b"\x00",
+        bytes([BARE | 0b11, 100]) + WITNESSED,
+        bytes([BARE | 0b100000, 100]) + WITNESSED,
+        bytes([BARE, 0xE4, 0x00]) + WITNESSED,
+        bytes([0, 100]) + b"storest",
+        bytes([0, 100]) + b"storestr" + b"x",
+        bytes([0]) + b"\xff" * 9 + b"\x7f" + b"storestr",
+        bytes([0]) + b"\xff" * 10 + b"\x01" + b"storestr",
+        bytes([0b100, 100]) + WITNESSED + b"1234567",
+        bytes([0b01, 100]) + b"storestr" + b"\x02\x05",
+        bytes([RUNS, 100]) + WITNESSED + b"\x02",
+        bytes([RUNS, 100]) + WITNESSED + b"\x02\x00",
+        bytes([RUNS, 100]) + WITNESSED + b"\x02\x05\x00\x05",
+        bytes([RUNS, 100]) + WITNESSED + b"\x02\x85\x00",
+        bytes([RUNS, 100]) + WITNESSED + b"\x00\xca\x01",
+        bytes([RUNS, 100]) + WITNESSED + b"\xff" * 8 + b"\x7f" + b"\x05",
+        bytes([BITS, 100]) + WITNESSED,
+        bytes([BITS, 100]) + WITNESSED + b"\x02",
+        bytes([BITS, 100]) + WITNESSED + b"\x02\x41",
+        bytes([BITS, 100]) + WITNESSED + b"\x02\xc1\x00",
+        bytes([BITS, 100]) + WITNESSED + b"\xc8\x01\xc1",
+        bytes([BITS, 100]) + WITNESSED + b"\xff" * 8 + b"\x7f" + b"\xc1",
+    ],
+)
+def test_damage_that_the_checksum_does_not_see_is_ignored(body: bytes) -> None:
+    """As a bug of another version might write it: cut, spelled twice, past the witness, past 63 bits, unknown flags."""
+    assert reason(sealed(body)) == "it is damaged"
 
 
 def test_a_map_of_another_commit_is_ignored() -> None:

@@ -279,3 +279,12 @@ def test_memory_follows_the_window_and_not_the_history() -> None:
             tracker.complete(offset)
         assert tracker.committable() == start + 500
         assert len(tracker._added) <= 2 * 4096
+
+
+def test_memory_follows_the_window_also_when_some_record_is_always_undone() -> None:
+    tracker = OffsetTracker(0)
+    for offset in range(100_000):
+        tracker.add(offset)
+        tracker.complete(offset - 10)
+        assert tracker.committable() == max(0, offset - 9)
+        assert len(tracker._added) <= 2 * 4096
