@@ -207,6 +207,8 @@ class Replayers:
         if outcome.status == "completed" and run.flush is None and run.outputs is None and self._plain:
             partition.complete(record)
             self.leave(partition)
+            if not partition.in_rotation and partition.lanes.ready:
+                self.offer(partition)
             self.stats.completed += 1
             if self.on_completed is not None:
                 self.on_completed(run)
