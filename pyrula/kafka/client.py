@@ -25,6 +25,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
+from pyrula.kafka.commit_map import DEFAULT_LIMIT
 from pyrula.kafka.options import KafkaOptions
 from pyrula.workflows.errors import PyrulaError
 
@@ -52,7 +53,8 @@ class MembershipLost(PyrulaError):
 
 
 class MetadataTooLarge(PyrulaError):
-    """The broker's offset.metadata.max.bytes is lower than the metadata sent."""
+    """The broker's offset.metadata.max.bytes is lower than the metadata sent. `GroupClient.metadata_limit` has been
+    lowered, so the commit goes through after a few tries."""
 
 
 class BrokerError(PyrulaError):
@@ -86,6 +88,8 @@ class GroupClient:
         self._options = options
         self.group = group
         self.topics = tuple(topics)
+        # How much metadata an offset may carry, as far as the broker's refusals have told.
+        self.metadata_limit = DEFAULT_LIMIT
         self._consumer = AIOKafkaConsumer(
             **options.connection(),
             group_id=group,
@@ -194,8 +198,18 @@ class GroupClient:
             ):
                 raise MembershipLost(f"group {self.group}: commit refused: {cause!r}") from cause
             if isinstance(cause, OffsetMetadataTooLargeError):
+                self._lower_metadata_limit(max(len(entry.metadata) for entry in offsets.values()))
                 raise MetadataTooLarge(f"group {self.group}: the broker refused the commit's metadata") from cause
             raise
+
+    def _lower_metadata_limit(self, refused: int) -> None:
+        if self.metadata_limit == DEFAULT_LIMIT:
+            log.warning(
+                "group %s: the broker takes less metadata with an offset than the usual %d bytes "
+                "(offset.metadata.max.bytes): what doesn't fit runs again after a restart",
+                self.group, DEFAULT_LIMIT
+            )  # fmt: skip
+        self.metadata_limit = min(self.metadata_limit, refused) // 2
 
     async def _bounded(self, call: Awaitable[T], what: str) -> T:
         """aiokafka's own calls may retry without end: give each one request time-out."""

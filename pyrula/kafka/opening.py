@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from aiokafka import TopicPartition
 
 from pyrula.kafka.binding import Binding
-from pyrula.kafka.client import Committed, GroupClient, Membership
+from pyrula.kafka.client import Committed, GroupClient, Membership, MetadataTooLarge
 from pyrula.kafka.commit_map import CommitMap, Foreign, decode, encode
 from pyrula.kafka.partition import Raw
 from pyrula.kafka.record import Witness, fingerprint
@@ -124,8 +124,23 @@ class Opener:
                         log.warning("%s: offsets were reset to %d (from %d)", tp, start.offset, claim.below)
                     await self._store.lower_source(self._sources[tp], claim.token, start.offset)
                 confirm[tp] = Committed(start.offset, start.text)
-        await self._client.commit(confirm, self._membership)
+        await self._commit(confirm, starts)
         return starts
+
+    async def _commit(
+        self, confirm: Mapping[TopicPartition, Committed], starts: "Mapping[TopicPartition, _Start | NotOpened]"
+    ) -> None:
+        while True:
+            try:
+                return await self._client.commit(confirm, self._membership)
+            except MetadataTooLarge:
+                # The broker takes less than when the map was committed; an empty text is always small enough.
+                confirm = {tp: self._smaller(start) for tp, start in starts.items() if isinstance(start, _Start)}
+
+    def _smaller(self, start: "_Start") -> Committed:
+        done, witness = (start.map.ranges, start.map.witness) if isinstance(start.map, CommitMap) else ((), None)
+        text = encode(start.offset, done, witness, self._store.instance_id, self._client.metadata_limit)
+        return Committed(start.offset, text)
 
     def _where(self, tp: TopicPartition, committed: Committed | None, first: int, end: int) -> "_Start | NotOpened":
         """The offset to start from, and the map of what is done above it."""
@@ -156,7 +171,7 @@ class Opener:
         return _Start(first, self._empty(first), Foreign("out of range"), lost)
 
     def _empty(self, offset: int) -> str:
-        return encode(offset, (), None, self._store.instance_id)
+        return encode(offset, (), None, self._store.instance_id, self._client.metadata_limit)
 
     async def _start(self, tp: TopicPartition, claim: Claim, start: "_Start | NotOpened") -> Opened | NotOpened:
         if isinstance(start, NotOpened):
