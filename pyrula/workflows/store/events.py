@@ -1,0 +1,55 @@
+"""What happened to a run, oldest first: enough to draw a timeline. Types and fields are public (docs/formats.md).
+
+Who makes an event stand, writes it: the store for what it decides alone (`submitted`, `continued`, and the end of a
+run that never started), the holder for all else, in the same script as the change itself.
+"""
+
+from typing import Any, Final, NamedTuple
+
+from pyrula.workflows.codec import dumps, loads
+
+__all__ = ["EVENT_TYPES", "Event", "decode_event", "encode_event"]
+
+EVENT_TYPES: Final[dict[str, str]] = {
+    "submitted": "name, version, owner: the run was queued",
+    "started": "worker, attempt: a worker has it and replays or begins",
+    "step_started": "op, step, attempt",
+    "step_completed": "op, step, attempt, seconds",
+    "step_failed": "op, step, attempt, seconds, error, retry_in (seconds, none after the last attempt)",
+    "waiting": "waits (kind, name, deadline): parked",
+    "woken": "by (timer, or the kind and name of a message)",
+    "signal_received": "signal, id",
+    "update_applied": "update, id",
+    "update_failed": "update, id, error",
+    "update_rejected": "update, id, error",
+    "interrupt_raised": "wait_id, payload",
+    "interrupt_resumed": "wait_id, action",
+    "child_started": "op, run_id, name",
+    "child_finished": "op, run_id, status",
+    "cancel_requested": "",
+    "paused": "reason",
+    "unpaused": "",
+    "retried": "attempt: the verb `retry`, or a further round of the run",
+    "continued": "run_id of the link before; the first event of the next link",
+    "completed": "",
+    "failed": "error",
+    "cancelled": "",
+    "continued_as_new": "run_id of the next link",
+}
+
+
+class Event(NamedTuple):
+    """One thing that happened, `at` in seconds since 1970."""
+
+    type: str
+    at: float
+    data: dict[str, Any]
+
+
+def encode_event(type: str, at: float, **data: Any) -> bytes:  # noqa: A002 - the public name
+    return dumps([type, round(at, 6), data])
+
+
+def decode_event(row: bytes) -> Event:
+    kind, at, data = loads(row)
+    return Event(kind, at, data)
