@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka.client import ConnectionGroup
 from aiokafka.errors import (
     CommitFailedError,
     IllegalGenerationError,
@@ -23,6 +24,7 @@ from aiokafka.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
+from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from pyrula.kafka.commit_map import DEFAULT_LIMIT
@@ -30,6 +32,9 @@ from pyrula.kafka.options import KafkaOptions
 from pyrula.workflows.errors import PyrulaError
 
 T = TypeVar("T")
+
+# Leaving is a courtesy: the group notices an absent member by itself.
+LEAVE_SECONDS = 1.5
 
 log = logging.getLogger("pyrula.kafka")
 
@@ -120,8 +125,36 @@ class GroupClient:
             ) from error
 
     async def stop(self) -> None:
-        """Leave the group (at once, so that the others need not wait for the session to end) and disconnect."""
-        await self._consumer.stop()
+        """Leave the group, so that the others need not wait for the session to end, and disconnect. Bounded.
+
+        What the coordination task is at (a join that waits for the other members' drain, a revocation) is given up.
+        """
+        coordinator = self._consumer._coordinator
+        if coordinator is not None:
+            coordinator._coordination_task.cancel()
+            await asyncio.wait([coordinator._coordination_task], timeout=LEAVE_SECONDS)
+            await self._leave(coordinator)
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._consumer.stop()
+        except (KafkaError, TimeoutError, OSError) as error:
+            log.warning("group %s: its client did not close cleanly: %r", self.group, error)
+
+    async def _leave(self, coordinator: Any) -> None:
+        """Tell the group. The broker answers a connection's requests in turn, so where a join may be pending it is told
+        over another one."""
+        node, member = coordinator.coordinator_id, coordinator.member_id
+        if node is None or not member:
+            return
+        joining = self._consumer._subscription.reassignment_in_progress
+        connection = ConnectionGroup.DEFAULT if joining else ConnectionGroup.COORDINATION
+        request = LeaveGroupRequest(self.group, member)
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._consumer._client.send(node, request, group=connection)
+        except (KafkaError, TimeoutError, OSError) as error:
+            log.warning("group %s: left without telling it: %r", self.group, error)
+        coordinator.reset_generation()
 
     @property
     def membership(self) -> Membership:
@@ -183,7 +216,7 @@ class GroupClient:
         Raises MembershipLost when it is over (nothing was sent, or the broker refused it), MetadataTooLarge, and
         BrokerError for everything that may pass.
         """
-        if self.membership != membership:
+        if self.membership != membership or membership.generation < 0:
             raise MembershipLost(f"group {self.group}: generation {membership.generation} is over")
         entries = {tp: OffsetAndMetadata(entry.offset, entry.metadata) for tp, entry in offsets.items()}
         # The request takes the coordinator's generation before the first await, so nothing can come between the

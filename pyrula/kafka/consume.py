@@ -8,25 +8,24 @@ to its membership and ends with it.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any
 
 from aiokafka import ConsumerRecord, TopicPartition
 
+from pyrula.kafka.assignment import Assignment, LettingGo
 from pyrula.kafka.binding import Binding
-from pyrula.kafka.client import BrokerError, Committed, GroupClient, Membership, MembershipLost, MetadataTooLarge
-from pyrula.kafka.commit_map import DEFAULT_LIMIT, encode
+from pyrula.kafka.client import BrokerError, GroupClient, Membership, MembershipLost
+from pyrula.kafka.committer import Committer
 from pyrula.kafka.events import Observer, RecordEvent
 from pyrula.kafka.offsets import OffsetTracker
-from pyrula.kafka.opening import NotOpened, Opened, Opener
+from pyrula.kafka.opening import NotOpened, Opened, Opener, Postponed
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.partition import Bounds, Partition, Raw
 from pyrula.kafka.record import record_identity
 from pyrula.kafka.replayers import Replayers
-from pyrula.workflows.errors import LeaseLost, StoreUnavailable
+from pyrula.workflows.errors import StoreError
 from pyrula.workflows.group_commit import GroupCommit
 from pyrula.workflows.store.port import SourceStore
 
@@ -37,21 +36,6 @@ PROBE_SECONDS = 10.0
 # Records taken from the client in one go.
 MAX_RECORDS = 2_000
 RETRY_SECONDS = 1.0
-# A journal lives 30 days from its last write; an idle group extends it this often.
-REFRESH_SECONDS = 12 * 3600.0
-
-
-@dataclass(slots=True)
-class Assignment:
-    """The partitions of one membership. `unopened` tells why some of them don't run."""
-
-    membership: Membership
-    assigned: frozenset[TopicPartition]
-    partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
-    unopened: dict[TopicPartition, str] = field(default_factory=dict)
-    probes: dict[TopicPartition, asyncio.Future[Raw | None]] = field(default_factory=dict)
-    opening: set[asyncio.Task[None]] = field(default_factory=set)
-    draining: bool = False
 
 
 class GroupConsumer:
@@ -80,11 +64,11 @@ class GroupConsumer:
         self._options = options
         self._budget = budget
         self._observer = observer
-        self._metadata_limit = DEFAULT_LIMIT
-        self._commit_lock = asyncio.Lock()
-        self._commit_due = asyncio.Event()
+        self._committer = Committer(self.client, store, options, self.fenced)
         self.tasks: list[asyncio.Task[None]] = []
-        self._let_go: asyncio.Future[Any] | None = None
+        self._letting_go = LettingGo(self.client, pools, store, commits, options, self._committer.commit_last)
+        self._leaving: Assignment | None = None
+        self._departure: asyncio.Task[None] | None = None
 
     @property
     def partitions(self) -> Sequence[Partition]:
@@ -97,19 +81,22 @@ class GroupConsumer:
         loop = asyncio.get_running_loop()
         self.tasks = [
             loop.create_task(self._poll(), name=f"poll {self.group}"),
-            loop.create_task(self._commit_regularly(), name=f"commit {self.group}"),
+            loop.create_task(self._committer.commit_regularly(self._current), name=f"commit {self.group}"),
         ]
 
     async def stop(self) -> None:
         """Drain, commit, leave the group. Polling goes on until then."""
         self._stopping = True
-        assignment = self.assignment
-        if assignment is not None:
-            await self._end(assignment)
+        await self._let_go()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self._committer.stop()
         await self.client.stop()
+
+    def _current(self) -> Assignment | None:
+        """What is to be committed for, also while it drains."""
+        return self.assignment or self._leaving
 
     async def _poll(self) -> None:
         client = self.client
@@ -130,7 +117,7 @@ class GroupConsumer:
                 self._dispatch(assignment, tp, records)
             if not batch or monotonic() - refreshed > POLL_SECONDS:
                 refreshed = monotonic()
-                for tp, partition in assignment.partitions.items():
+                for tp, partition in list(assignment.partitions.items()):
                     self._advance(tp, partition)
 
     def _dispatch(self, assignment: Assignment, tp: TopicPartition, records: list[ConsumerRecord[Any, Any]]) -> None:
@@ -142,18 +129,26 @@ class GroupConsumer:
             return
         pool = self.pools[tp.topic]
         expected = partition.tracker.position
-        if records[0].offset > expected:
-            self._watch_gap(tp, partition, expected, records[0].offset)
+        found = records[0].offset
+        if found > expected:
+            self._watch_gap(tp, partition, expected, found)
+        elif found < expected:
+            self._restart(partition, f"offset {found} came after {expected - 1}: the log was cut or made again")
+            return
         partition.receive(records)
         self._advance(tp, partition)
         pool.offer(partition)
 
     def _advance(self, tp: TopicPartition, partition: Partition) -> None:
         """Offsets that reading has passed without a record (markers, compaction) are no records."""
-        position = self.client.position(tp)
-        if position is not None and position > partition.tracker.position and not partition.closed:
+        position, reached = self.client.position(tp), partition.tracker.position
+        if position is None or position == reached:
+            return
+        if position > reached:
             partition.tracker.advance(position)
             partition.changed = True
+        else:
+            self._restart(partition, f"reading went back from {reached} to {position}: the log was cut or made again")
 
     def _watch_gap(self, tp: TopicPartition, partition: Partition, expected: int, found: int) -> None:
         """A hole in the log is compaction, a marker, or retention that overtook us: only the last is a loss."""
@@ -182,10 +177,13 @@ class GroupConsumer:
         assignment = Assignment(membership, partitions)
         self.assignment = assignment
         log.info("group %s, generation %d: %d partitions assigned", self.group, membership.generation, len(partitions))
-        self._reopen(assignment, partitions)
+        self._open_soon(assignment, partitions)
 
-    def _reopen(self, assignment: Assignment, partitions: frozenset[TopicPartition]) -> None:
-        task = asyncio.get_running_loop().create_task(self._open(assignment, partitions), name=f"open {self.group}")
+    def _open_soon(
+        self, assignment: Assignment, partitions: frozenset[TopicPartition], former: Partition | None = None
+    ) -> None:
+        coroutine = self._open(assignment, partitions, former)
+        task = asyncio.get_running_loop().create_task(coroutine, name=f"open {self.group}")
         assignment.opening.add(task)
         task.add_done_callback(partial(self._opening_ended, assignment))
 
@@ -194,9 +192,12 @@ class GroupConsumer:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failure = error
 
-    async def _open(self, assignment: Assignment, partitions: frozenset[TopicPartition]) -> None:
-        if self._let_go is not None:
-            await asyncio.wait([self._let_go])
+    async def _open(
+        self, assignment: Assignment, partitions: frozenset[TopicPartition], former: Partition | None
+    ) -> None:
+        """Open the partitions and let them run, each as soon as it can be; ends when all do, or with the assignment."""
+        if former is not None:
+            await former.emptied()
         bindings = {tp: self.pools[tp.topic].binding for tp in partitions}
         sources = {
             tp: record_identity(binding.cluster, binding.group, tp.topic, tp.partition)
@@ -206,29 +207,47 @@ class GroupConsumer:
         async def probe(tp: TopicPartition, offset: int) -> Raw | None:
             return await self._probe(assignment, tp, offset)
 
-        opener = Opener(self.client, self._store, assignment.membership, bindings, sources, probe)
-        while self.assignment is assignment:
+        opener = Opener(self.client, self._store, assignment, bindings, sources, probe)
+        left = partitions
+        while left and self.assignment is assignment:
             try:
-                opened = await opener.open(partitions)
-                break
+                answers = await opener.open(left)
             except MembershipLost as error:
                 log.warning("%s: its assignment is dropped", error)
                 return
-            except (BrokerError, StoreUnavailable) as error:
-                log.warning("group %s: partitions can't be opened yet: %s", self.group, error)
-                for tp in partitions:
-                    assignment.unopened[tp] = str(error)
+            except (BrokerError, StoreError) as error:
+                answers = dict.fromkeys(left, Postponed(str(error)))
+            left = self._opened(assignment, sources, answers)
+            if left:
                 await asyncio.sleep(RETRY_SECONDS)
-        else:
-            return
-        for tp, answer in opened.items():
-            if isinstance(answer, NotOpened):
-                assignment.unopened[tp] = answer.reason
-                log.error("%s", answer.reason)
-            else:
+
+    def _opened(
+        self,
+        assignment: Assignment,
+        sources: Mapping[TopicPartition, bytes],
+        answers: Mapping[TopicPartition, Opened | NotOpened | Postponed],
+    ) -> frozenset[TopicPartition]:
+        """Let run what was opened. Answers the partitions to be tried again."""
+        if self.assignment is not assignment:
+            return frozenset()
+        again: dict[str, list[TopicPartition]] = {}
+        for tp, answer in answers.items():
+            if isinstance(answer, Opened):
                 assignment.unopened.pop(tp, None)
                 self._run(assignment, tp, sources[tp], answer)
+                continue
+            assignment.unopened[tp] = answer.reason
+            if isinstance(answer, NotOpened):
+                log.error("%s", answer.reason)
+            else:
+                again.setdefault(answer.reason, []).append(tp)
+        for reason, postponed in again.items():
+            names = ", ".join(f"{tp.topic}[{tp.partition}]" for tp in sorted(postponed)[:5])
+            log.warning(
+                "group %s: %d partitions can't be opened yet (%s): %s", self.group, len(postponed), names, reason
+            )
         self._share_out()
+        return frozenset(tp for tp, answer in answers.items() if isinstance(answer, Postponed))
 
     def _run(self, assignment: Assignment, tp: TopicPartition, source: bytes, opened: Opened) -> None:
         pool = self.pools[tp.topic]
@@ -237,6 +256,8 @@ class GroupConsumer:
         client = self.client
 
         def fetch(on: bool) -> None:
+            if self.assignment is not assignment:
+                return
             if on:
                 client.resume(tp)
             else:
@@ -276,7 +297,8 @@ class GroupConsumer:
         self.client.seek(tp, offset)
         self.client.resume(tp)
         try:
-            return await asyncio.wait_for(answer, PROBE_SECONDS)
+            async with asyncio.timeout(PROBE_SECONDS):
+                return await answer
         except TimeoutError:
             return None
         finally:
@@ -284,162 +306,41 @@ class GroupConsumer:
             self.client.pause([tp])
 
     async def _revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        assignment = self.assignment
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Let go of what is assigned. Returns when it is done, also if somebody else began it: a revocation that
+        comes while the worker drains to stop must hold up the group as long as that takes."""
+        assignment, self.assignment = self.assignment, None
         if assignment is not None:
-            await self._end(assignment)
+            self._leaving = assignment
+            self._departure = asyncio.get_running_loop().create_task(
+                self._letting_go.let_go(assignment), name=f"let go {self.group}"
+            )
+            self._departure.add_done_callback(self._departed)
+        if self._departure is not None:
+            await asyncio.wait([self._departure])
 
-    async def _end(self, assignment: Assignment) -> None:
-        """Let go: drain if the group still has us, commit, cut what is left, release."""
-        assignment.draining = True
-        self.assignment = None
-        opening = list(assignment.opening)
-        for task in opening:
-            task.cancel()
-        await asyncio.gather(*opening, return_exceptions=True)
-        partitions = list(assignment.partitions.values())
-        for partition in partitions:
-            self.pools[partition.tp.topic].remove(partition)
-            partition.lanes.ready.clear()
-        self._let_go = asyncio.get_running_loop().create_future()
-        try:
-            if await self._drain(assignment, partitions):
-                await self._commit(assignment)
-            await self._cut(partitions)
-            if self.client.membership == assignment.membership:
-                await self._release(partitions)
-        finally:
-            for partition in partitions:
-                partition.close()
-            self._let_go.set_result(None)
-
-    async def _drain(self, assignment: Assignment, partitions: Sequence[Partition]) -> bool:
-        """Wait for what runs, up to drain_timeout. False when the group went on without us meanwhile."""
-        deadline = monotonic() + self._options.drain_timeout
-        while self.client.membership == assignment.membership:
-            if not any(partition.in_flight for partition in partitions) or monotonic() >= deadline:
-                return True
-            await asyncio.sleep(0.02)
-        log.warning("group %s: expelled while draining; nothing of it is committed", self.group)
-        return False
-
-    async def _cut(self, partitions: Sequence[Partition]) -> None:
-        """End the bodies that still run: neither failed nor charged, they replay wherever the partition goes."""
-        left = 0
-        for partition in partitions:
-            partition.closed = True
-            left += len(partition.running)
-            for run in list(partition.running.values()):
-                run.cut()
-        if left:
-            log.warning("group %s: %d runs were cut and will be replayed", self.group, left)
-        deadline = monotonic() + 5.0
-        # Once an assignment; an event would cost every run.
-        while any(partition.running for partition in partitions) and monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        # Rows of steps that finished before the cut must not be lost, or those steps would run again.
-        flushes = [partition.flushed() for partition in partitions if partition.journaled]
-        if flushes and self._commits.outage is None:
-            await asyncio.wait([asyncio.ensure_future(flush) for flush in flushes], timeout=5.0)
-
-    async def _release(self, partitions: Sequence[Partition]) -> None:
-        answers = await asyncio.gather(
-            *(self._store.release_source(partition.source, partition.token) for partition in partitions),
-            return_exceptions=True,
-        )
-        for answer in answers:
-            if isinstance(answer, Exception) and not isinstance(answer, LeaseLost):
-                log.warning("group %s: a partition could not be released: %s", self.group, answer)
-
-    def commit_soon(self) -> None:
-        """Don't wait for the interval."""
-        self._commit_due.set()
-
-    async def _commit_regularly(self) -> None:
-        refreshed = monotonic()
-        while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._commit_due.wait(), self._options.commit_interval)
-            self._commit_due.clear()
-            assignment = self.assignment
-            if assignment is None:
-                continue
-            await self._commit(assignment)
-            if monotonic() - refreshed > REFRESH_SECONDS:
-                refreshed = monotonic()
-                await asyncio.gather(
-                    *(self._store.refresh_source(p.source, p.token) for p in self.partitions), return_exceptions=True
-                )
-
-    async def _commit(self, assignment: Assignment) -> None:
-        """Commit what has changed and drop what the store no longer needs. Never raises."""
-        async with self._commit_lock:
-            changed = [p for p in assignment.partitions.values() if p.changed and not p.closed]
-            if not changed:
-                return
-            offsets: dict[TopicPartition, Committed] = {}
-            for partition in changed:
-                partition.changed = False
-                offsets[partition.tp] = self._offset_of(partition)
-            try:
-                await self.client.commit(offsets, assignment.membership)
-            except MembershipLost as error:
-                log.warning("%s; what was done since the last commit may run again elsewhere", error)
-                return
-            except MetadataTooLarge:
-                self._metadata_limit //= 2
-                log.warning(
-                    "group %s: the broker takes less metadata with an offset than %d bytes; trying %d",
-                    self.group, self._metadata_limit * 2, self._metadata_limit
-                )  # fmt: skip
-                self._changed_again(changed)
-                self._commit_due.set()
-                return
-            except BrokerError as error:
-                log.warning("%s; it is tried again", error)
-                self._changed_again(changed)
-                return
-            await asyncio.gather(*(self._prune(partition, offsets[partition.tp].offset) for partition in changed))
-
-    def _changed_again(self, partitions: Sequence[Partition]) -> None:
-        for partition in partitions:
-            partition.changed = True
-
-    def _offset_of(self, partition: Partition) -> Committed:
-        tracker = partition.tracker
-        committed = tracker.committable()
-        ranges = tracker.done_above()
-        witness = partition.witness() if ranges else None
-        text = encode(committed, ranges, witness, self._store.instance_id, self._metadata_limit)
-        return Committed(committed, text)
-
-    async def _prune(self, partition: Partition, below: int) -> None:
-        """After the broker acknowledged `below`, its journal entries can go."""
-        moved = below > partition.committed
-        partition.committed = max(below, partition.committed)
-        if not moved:
-            return
-        if partition.journaled:
-            try:
-                await self._store.prune_source(partition.source, partition.token, below, None)
-            except StoreUnavailable as error:
-                log.warning("%s: journal not pruned: %s", partition.tp, error)
-                return
-            except LeaseLost:
-                self.fenced(partition)
-                return
-        partition.pruned(below)
+    def _departed(self, task: asyncio.Task[None]) -> None:
+        self._leaving = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = error
 
     def fenced(self, partition: Partition) -> None:
-        """The store has another token for the partition: drop all of it, and open it again if it is still ours."""
-        assignment = self.assignment
-        if assignment is None or assignment.partitions.get(partition.tp) is not partition:
+        """The store has another token for the partition."""
+        self._restart(partition, "another claim has replaced ours")
+
+    def _restart(self, partition: Partition, why: str) -> None:
+        """Drop all there is of a partition, and open it again if it is still ours."""
+        assignment, tp = self.assignment, partition.tp
+        if assignment is None or assignment.partitions.get(tp) is not partition:
             return
-        log.warning("%s: another claim has replaced ours; its runs are dropped", partition.tp)
-        del assignment.partitions[partition.tp]
-        self.client.pause([partition.tp])
-        self.pools[partition.tp.topic].remove(partition)
+        log.warning("%s[%d]: %s; its runs are dropped and it is opened again", tp.topic, tp.partition, why)
+        del assignment.partitions[tp]
+        self.client.pause([tp])
+        self.pools[tp.topic].remove(partition)
+        partition.closed = True
         for run in list(partition.running.values()):
             run.cut()
         partition.close()
-        if self.client.membership == assignment.membership:
-            self._reopen(assignment, frozenset({partition.tp}))
+        self._open_soon(assignment, frozenset({tp}), former=partition)

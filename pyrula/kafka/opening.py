@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 from aiokafka import TopicPartition
 
+from pyrula.kafka.assignment import Assignment
 from pyrula.kafka.binding import Binding
-from pyrula.kafka.client import Committed, GroupClient, Membership, MetadataTooLarge
+from pyrula.kafka.client import BrokerError, Committed, GroupClient, MetadataTooLarge
 from pyrula.kafka.commit_map import CommitMap, Foreign, decode, encode
 from pyrula.kafka.partition import Raw
 from pyrula.kafka.record import Witness, fingerprint
-from pyrula.workflows.errors import StaleToken
+from pyrula.workflows.errors import StaleToken, StoreError
 from pyrula.workflows.store.port import Claim, SourceStore, Token
 
 log = logging.getLogger("pyrula.kafka")
@@ -45,48 +46,65 @@ class NotOpened:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """A partition that may well be opened when it is tried again."""
+
+    reason: str
+
+
 class Opener:
-    """Opens the partitions of one assignment."""
+    """Opens the partitions of one assignment, and notes there what it has claimed."""
 
     def __init__(
         self,
         client: GroupClient,
         store: SourceStore,
-        membership: Membership,
+        assignment: Assignment,
         bindings: Mapping[TopicPartition, Binding],
         sources: Mapping[TopicPartition, bytes],
         probe: Probe,
     ) -> None:
         self._client = client
         self._store = store
-        self._membership = membership
+        self._membership = assignment.membership
+        self._claimed = assignment.claimed
         self._bindings = bindings
         self._sources = sources
         self._probe = probe
-        self.claimed: dict[TopicPartition, Token] = {}
 
-    async def open(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Opened | NotOpened]:
-        """Open each partition. Raises MembershipLost when the group went on, BrokerError and StoreUnavailable."""
-        wanted = list(partitions)
-        if not wanted:
-            return {}
-        claims, stale = await self._claim(wanted, {})
-        starts = await self._confirm(wanted, claims)
+    async def open(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, "Opened | NotOpened | Postponed"]:
+        """Try each partition; one that is in trouble holds up no other.
+
+        Raises MembershipLost when the group went on, BrokerError and StoreError for what all of them need.
+        """
+        answers: dict[TopicPartition, Opened | NotOpened | Postponed] = {}
+        claims, stale = await self._claim(list(partitions), {}, answers)
+        starts = await self._read([*claims, *stale])
+        await self._confirm(starts, claims, answers)
         if stale:
             # The broker took our commit, so the group is ours although the store knows a higher generation of it:
             # the group was made again. Its next incarnation begins.
             log.warning("group %s was made again: its stored generations are replaced", self._client.group)
-            again, still = await self._claim(list(stale), stale)
+            again, raced = await self._claim(list(stale), stale, answers)
+            answers.update({tp: Postponed(f"it was claimed in between, as {token}") for tp, token in raced.items()})
+            await self._confirm({tp: starts[tp] for tp in again}, again, answers)
             claims.update(again)
-            starts.update(await self._confirm(list(again), again))
-            wanted = [tp for tp in wanted if tp not in still]
-        opened = await asyncio.gather(*(self._start(tp, claims[tp], starts[tp]) for tp in wanted))
-        return dict(zip(wanted, opened, strict=True))
+        ready = [tp for tp in starts if tp not in answers]
+        opened = await asyncio.gather(*(self._start(tp, claims[tp], starts[tp]) for tp in ready))
+        answers.update(zip(ready, opened, strict=True))
+        return answers
 
     async def _claim(
-        self, partitions: list[TopicPartition], replaces: Mapping[TopicPartition, Token]
+        self,
+        partitions: list[TopicPartition],
+        replaces: Mapping[TopicPartition, Token],
+        answers: dict[TopicPartition, "Opened | NotOpened | Postponed"],
     ) -> tuple[dict[TopicPartition, Claim], dict[TopicPartition, Token]]:
-        answers = await asyncio.gather(
+        """Claims, and the stored tokens of those whose generation is not above ours."""
+        found = await asyncio.gather(
             *(
                 self._store.claim_source(self._sources[tp], self._membership.generation, replaces=replaces.get(tp))
                 for tp in partitions
@@ -95,47 +113,56 @@ class Opener:
         )
         claims: dict[TopicPartition, Claim] = {}
         stale: dict[TopicPartition, Token] = {}
-        for tp, answer in zip(partitions, answers, strict=True):
-            if isinstance(answer, StaleToken):
-                stale[tp] = answer.stored
-            elif isinstance(answer, BaseException):
-                raise answer
+        for tp, claim in zip(partitions, found, strict=True):
+            if isinstance(claim, StaleToken):
+                stale[tp] = claim.stored
+            elif isinstance(claim, StoreError):
+                answers[tp] = Postponed(str(claim))
+            elif isinstance(claim, BaseException):
+                raise claim
             else:
-                claims[tp] = answer
-                self.claimed[tp] = answer.token
+                claims[tp] = claim
+                self._claimed[self._sources[tp]] = claim.token
         return claims, stale
 
-    async def _confirm(
-        self, partitions: list[TopicPartition], claims: Mapping[TopicPartition, Claim]
-    ) -> dict[TopicPartition, "_Start | NotOpened"]:
-        """Read what is committed and commit it back under our membership."""
+    async def _read(self, partitions: list[TopicPartition]) -> dict[TopicPartition, "_Start | NotOpened"]:
+        """What is committed, and what it means for the log as it is."""
         committed = await self._client.committed(partitions)
         ranges = await self._client.offsets(partitions)
-        starts: dict[TopicPartition, _Start | NotOpened] = {}
-        confirm: dict[TopicPartition, Committed] = {}
-        for tp in partitions:
-            start = self._where(tp, committed.get(tp), *ranges[tp])
-            starts[tp] = start
-            if isinstance(start, _Start):
-                claim = claims.get(tp)
-                if claim is not None and claim.below is not None and isinstance(start.map, Foreign):
-                    # Whoever wrote this offset wasn't us: the offsets were reset by hand (or are new).
-                    if start.offset < claim.below:
-                        log.warning("%s: offsets were reset to %d (from %d)", tp, start.offset, claim.below)
-                    await self._store.lower_source(self._sources[tp], claim.token, start.offset)
-                confirm[tp] = Committed(start.offset, start.text)
-        await self._commit(confirm, starts)
-        return starts
+        return {tp: self._where(tp, committed.get(tp), *ranges[tp]) for tp in partitions}
 
-    async def _commit(
-        self, confirm: Mapping[TopicPartition, Committed], starts: "Mapping[TopicPartition, _Start | NotOpened]"
+    async def _confirm(
+        self,
+        starts: "Mapping[TopicPartition, _Start | NotOpened]",
+        claims: Mapping[TopicPartition, Claim],
+        answers: dict[TopicPartition, "Opened | NotOpened | Postponed"],
     ) -> None:
+        """Commit back under our membership what was read."""
+        confirmed: dict[TopicPartition, _Start] = {}
+        for tp, start in starts.items():
+            if isinstance(start, NotOpened):
+                continue
+            try:
+                await self._lower(tp, start, claims.get(tp))
+            except StoreError as error:
+                answers[tp] = Postponed(str(error))
+            else:
+                confirmed[tp] = start
+        texts = {tp: Committed(start.offset, start.text) for tp, start in confirmed.items()}
         while True:
             try:
-                return await self._client.commit(confirm, self._membership)
+                return await self._client.commit(texts, self._membership)
             except MetadataTooLarge:
                 # The broker takes less than when the map was committed; an empty text is always small enough.
-                confirm = {tp: self._smaller(start) for tp, start in starts.items() if isinstance(start, _Start)}
+                texts = {tp: self._smaller(start) for tp, start in confirmed.items()}
+
+    async def _lower(self, tp: TopicPartition, start: "_Start", claim: Claim | None) -> None:
+        """Whoever wrote an offset that isn't ours has reset the group's offsets by hand (or they are new)."""
+        if claim is None or claim.below is None or not isinstance(start.map, Foreign):
+            return
+        if start.offset < claim.below:
+            log.warning("%s: offsets were reset to %d (from %d)", tp, start.offset, claim.below)
+        await self._store.lower_source(self._sources[tp], claim.token, start.offset)
 
     def _smaller(self, start: "_Start") -> Committed:
         done, witness = (start.map.ranges, start.map.witness) if isinstance(start.map, CommitMap) else ((), None)
@@ -173,9 +200,18 @@ class Opener:
     def _empty(self, offset: int) -> str:
         return encode(offset, (), None, self._store.instance_id, self._client.metadata_limit)
 
-    async def _start(self, tp: TopicPartition, claim: Claim, start: "_Start | NotOpened") -> Opened | NotOpened:
+    async def _start(
+        self, tp: TopicPartition, claim: Claim, start: "_Start | NotOpened"
+    ) -> "Opened | NotOpened | Postponed":
         if isinstance(start, NotOpened):
             return start
+        try:
+            return await self._opened(tp, claim, start)
+        except (BrokerError, StoreError) as error:
+            return Postponed(str(error))
+
+    async def _opened(self, tp: TopicPartition, claim: Claim, start: "_Start") -> Opened:
+        """Believe the map and the journal if they are of this log."""
         done: tuple[tuple[int, int], ...] = ()
         known: Witness | None = None
         offset = start.offset

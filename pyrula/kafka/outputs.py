@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from aiokafka import AIOKafkaProducer
@@ -27,6 +28,7 @@ from pyrula.workflows.execution import Output
 log = logging.getLogger("pyrula.kafka")
 
 RETRY_SECONDS = 1.0
+STOP_SECONDS = 1.0
 
 
 class OutputRefused(PyrulaError):
@@ -127,7 +129,10 @@ class Outputs:
         await asyncio.gather(*(sender.task for sender in self._senders.values()), return_exceptions=True)
         producer, self._producer = self._producer, None
         if producer is not None:
-            await producer.stop()
+            # What is under way belongs to records that stay unfinished: not worth a broker's silence.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await producer.stop()
 
 
 class _Sender:

@@ -108,7 +108,7 @@ class Partition:
         self.buffered = 0
         self.buffered_bytes = 0
         self.changed = False
-        self.committed = tracker.committable()
+        self.committed = self.pruned_below = tracker.committable()
         self.background: set[asyncio.Task[None]] = set()
         self.stopped: dict[int, str] = {}
         self.running: dict[int, RecordRun] = {}
@@ -215,6 +215,11 @@ class Partition:
         raw = cast(Raw, run.origin)
         return Record.of(raw, raw.value)
 
+    async def emptied(self) -> None:
+        """Until none of its bodies runs any more."""
+        while self.running:  # noqa: ASYNC110 - it takes some ms, and an event would cost every record
+            await asyncio.sleep(0.01)
+
     def flushed(self) -> Awaitable[None]:
         """Done when every row so far is durable."""
         return self._queue.touch().wait()
@@ -234,6 +239,7 @@ class Partition:
 
     def pruned(self, below: int) -> None:
         """The store dropped what it held under `below`."""
+        self.pruned_below = below
         for bucket in [bucket for bucket in self._journal_bytes if (bucket + 1) << 10 <= below]:
             self._live_bytes -= self._journal_bytes.pop(bucket)
         self.check_bounds()
@@ -268,5 +274,7 @@ class Partition:
     def close(self) -> None:
         """End of the assignment: nothing of it starts, completes or is journaled from here on."""
         self.closed = True
+        for task in self.background:
+            task.cancel()
         self.lanes.clear()
         self._queue.close()

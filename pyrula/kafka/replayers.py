@@ -174,7 +174,7 @@ class Replayers:
             record = head
             if self._busy_lanes:
                 await self._former_body(partition, record)
-                if partition.closed:
+                if partition not in self._partitions:
                     self.leave(partition)
                     return
             try:
@@ -230,7 +230,7 @@ class Replayers:
 
     async def _former_body(self, partition: Partition, record: Raw) -> None:
         """Wait for a body of the lane that an earlier assignment could not end (a thread can't be cancelled)."""
-        former = self._busy_lanes.get((partition.tp, partition.lanes.name(record.key)))
+        former = self._busy_lanes.get(_lane_of(partition, record))
         if former is not None:
             log.warning(
                 "%s: offset %d waits for an earlier body of its lane that still runs", partition.tp, record.offset
@@ -239,10 +239,7 @@ class Replayers:
 
     def linger(self, partition: Partition, record: Raw, leftovers: Iterable[asyncio.Future[Any]]) -> None:
         """A cut run left these behind: the next record of its lane waits for them."""
-        lane = partition.lanes.name(record.key)
-        if lane is None:
-            return
-        name = (partition.tp, lane)
+        name = _lane_of(partition, record)
         former = self._busy_lanes.get(name)
         waiting = [*leftovers] if former is None else [former, *leftovers]
         gone: asyncio.Future[Any] = asyncio.gather(*waiting, return_exceptions=True)
@@ -260,3 +257,9 @@ class Replayers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _lane_of(partition: Partition, record: Raw) -> tuple[TopicPartition, object]:
+    """What only one body at a time may run in: the lane, or the record alone where there is no order."""
+    lane = partition.lanes.name(record.key)
+    return partition.tp, record.offset if lane is None else lane

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -88,13 +88,16 @@ class KafkaWorker:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Work until stop() or a signal. Raises ConfigurationError, BrokerError or StoreUnavailable at its start."""
+        """Work until stop() or a signal. Raises ConfigurationError, BrokerError or StoreUnavailable at its start.
+
+        A process that is told to end by a signal ends: if the loop is still there 10 s after drain_timeout (a thread of
+        the body's own that asyncio.run waits for, say), it is ended then.
+        """
         loop = asyncio.get_running_loop()
         install(loop)
         restore = self._catch_signals(loop)
         try:
-            await self.store.open()
-            await self._start()
+            await self._unless_stopped(self._start())
             await self._watch()
         finally:
             self._state = "stopping"
@@ -163,7 +166,21 @@ class KafkaWorker:
     def _partitions_of(self, binding: Binding) -> list[Partition]:
         return [p for group in self._groups for p in group.partitions if p.binding is binding]
 
+    async def _unless_stopped(self, starting: Coroutine[Any, Any, None]) -> None:
+        """A start can take as long as the other members of a group drain, or a broker stays silent."""
+        task = asyncio.get_running_loop().create_task(starting, name="start")
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
     async def _start(self) -> None:
+        await self.store.open()
         self._commits = GroupCommit(self.store.append_rows)
         groups: dict[tuple[str, str], dict[str, Replayers]] = {}
         for binding in self.bindings:
@@ -253,7 +270,6 @@ class KafkaWorker:
         """Drain on SIGTERM and SIGINT where this is the main thread; answers what puts the old handlers back."""
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
-        timers: list[threading.Timer] = []
         kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
         def handle(number: int, frame: FrameType | None) -> None:
@@ -263,17 +279,14 @@ class KafkaWorker:
             loop.call_soon_threadsafe(self._signalled, number)
             longest = max(options.drain_timeout for options in self._clusters.values())
             # A thread, since the loop may hang in a body or in a dead broker's socket.
-            timer = threading.Timer(longest + EXIT_SECONDS, _exit_now, (number,))
+            timer = threading.Timer(longest + EXIT_SECONDS, _exit_now, (number, loop))
             timer.daemon = True
             timer.start()
-            timers.append(timer)
 
         for number in kept:
             signal.signal(number, handle)
 
         def restore() -> None:
-            for timer in timers:
-                timer.cancel()
             for number, handler in kept.items():
                 signal.signal(number, handler)
 
@@ -284,7 +297,16 @@ class KafkaWorker:
         self._stopping.set()
 
 
-def _exit_now(number: int) -> None:
+def _exit_now(number: int, loop: asyncio.AbstractEventLoop) -> None:
+    if loop.is_closed():
+        return
+    # In a thread of its own: whatever hangs may hold a lock of the logging.
+    words = threading.Thread(target=_last_words, daemon=True)
+    words.start()
+    words.join(1.0)
+    os._exit(128 + number)
+
+
+def _last_words() -> None:
     log.critical("the worker did not end in time: the process ends now; what ran is neither failed nor charged")
     logging.shutdown()
-    os._exit(128 + number)
