@@ -6,12 +6,9 @@ by SIGTERM or SIGINT, both of which drain; a second signal ends it at once.
 
 import asyncio
 import logging
-import os
-import signal
-import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pyrula.kafka.binding import Binding, check_bindings
 from pyrula.kafka.client import BrokerError
@@ -22,6 +19,7 @@ from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.outputs import Outputs
 from pyrula.kafka.partition import Partition
 from pyrula.kafka.replayers import Replayers
+from pyrula.kafka.signals import process_signals
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.execution import install, uninstall
@@ -29,9 +27,6 @@ from pyrula.workflows.group_commit import GroupCommit
 from pyrula.workflows.store.port import SourceStore
 
 log = logging.getLogger("pyrula.kafka")
-
-# After drain_timeout, this long for commits, closing connections and logs; then the process ends.
-EXIT_SECONDS = 10.0
 
 
 class KafkaWorker:
@@ -80,7 +75,6 @@ class KafkaWorker:
         self._groups: list[GroupConsumer] = []
         self._outputs: dict[str, Outputs] = {}
         self._commits: GroupCommit | None = None
-        self._signals = 0
         self._missing: dict[str, str] = {}
 
     def stop(self) -> None:
@@ -94,8 +88,9 @@ class KafkaWorker:
         the body's own that asyncio.run waits for, say), it is ended then.
         """
         loop = asyncio.get_running_loop()
-        install(loop)
-        restore = self._catch_signals(loop)
+        _prepare(loop)
+        longest = max(options.drain_timeout for options in self._clusters.values())
+        forget_signals = process_signals.watch(loop, self.stop, longest)
         try:
             await self._unless_stopped(self._start())
             await self._watch()
@@ -104,8 +99,8 @@ class KafkaWorker:
             try:
                 await self._shut_down()
             finally:
-                restore()
-                uninstall(loop)
+                forget_signals()
+                _give_back(loop)
 
     def stats(self) -> list[BindingStats]:
         """Counters and gauges of each binding, as of now."""
@@ -266,47 +261,17 @@ class KafkaWorker:
         await asyncio.gather(*(outputs.stop() for outputs in self._outputs.values()), return_exceptions=True)
         await self.store.close()
 
-    def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> Any:
-        """Drain on SIGTERM and SIGINT where this is the main thread; answers what puts the old handlers back."""
-        if threading.current_thread() is not threading.main_thread():
-            return lambda: None
-        kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-        def handle(number: int, frame: FrameType | None) -> None:
-            self._signals += 1
-            if self._signals > 1:
-                os._exit(128 + number)
-            loop.call_soon_threadsafe(self._signalled, number)
-            longest = max(options.drain_timeout for options in self._clusters.values())
-            # A thread, since the loop may hang in a body or in a dead broker's socket.
-            timer = threading.Timer(longest + EXIT_SECONDS, _exit_now, (number, loop))
-            timer.daemon = True
-            timer.start()
-
-        for number in kept:
-            signal.signal(number, handle)
-
-        def restore() -> None:
-            for number, handler in kept.items():
-                signal.signal(number, handler)
-
-        return restore
-
-    def _signalled(self, number: int) -> None:
-        log.info("%s: draining", signal.Signals(number).name)
-        self._stopping.set()
+def _prepare(loop: asyncio.AbstractEventLoop) -> None:
+    install(loop)
+    _working[loop] = _working.get(loop, 0) + 1
 
 
-def _exit_now(number: int, loop: asyncio.AbstractEventLoop) -> None:
-    if loop.is_closed():
-        return
-    # In a thread of its own: whatever hangs may hold a lock of the logging.
-    words = threading.Thread(target=_last_words, daemon=True)
-    words.start()
-    words.join(1.0)
-    os._exit(128 + number)
+def _give_back(loop: asyncio.AbstractEventLoop) -> None:
+    """Workers may share a loop: the last one to end leaves it as the first one found it."""
+    _working[loop] -= 1
+    if not _working[loop]:
+        uninstall(loop)
 
 
-def _last_words() -> None:
-    log.critical("the worker did not end in time: the process ends now; what ran is neither failed nor charged")
-    logging.shutdown()
+_working: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
