@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import LeaseLost, StaleToken
+from pyrula.workflows.store.memory_board import Board
+from pyrula.workflows.store.memory_holders import MemoryRunHolder
+from pyrula.workflows.store.memory_schedules import MemorySchedules
+from pyrula.workflows.store.memory_senders import MemoryRunSender
 from pyrula.workflows.store.port import MAX_POSITION, Batch, Claim, Row, Token
 
 _SHARDS = 16
@@ -24,8 +28,8 @@ class _Source:
     rows: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
 
-class MemoryStore:
-    """A SourceStore that forgets everything with the process.
+class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules):
+    """A SourceStore and RunStore that forgets everything with the process.
 
     >>> store = MemoryStore()
     >>> store.durable
@@ -38,11 +42,13 @@ class MemoryStore:
         self.clock = clock or SystemClock()
         self.instance_id = uuid.uuid4().hex
         self._sources: dict[bytes, _Source] = {}
+        self._board = Board(self.clock)
 
     def twin(self) -> "MemoryStore":
-        """The same journals as another process would see them."""
+        """The same journals and runs as another process would see them."""
         twin = MemoryStore(self.clock)
         twin.instance_id, twin._sources = self.instance_id, self._sources
+        twin._board = self._board
         return twin
 
     def __repr__(self) -> str:

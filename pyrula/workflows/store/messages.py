@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from pyrula.workflows.codec import Fragment, dumps
 from pyrula.workflows.store.lifecycle import RunStatus
 
 __all__ = [
     "MAX_UNREAD",
+    "WAIT_STATUS",
     "Applied",
     "Change",
     "Child",
@@ -26,6 +28,9 @@ __all__ = [
     "Unread",
     "Wait",
     "WaitKind",
+    "child_result",
+    "earliest",
+    "wakes",
 ]
 
 MAX_UNREAD: Final = 1000
@@ -33,6 +38,8 @@ MAX_UNREAD: Final = 1000
 
 Kind = Literal["signal", "update", "resume", "cancel", "child", "pause"]
 WaitKind = Literal["sleep", "signal", "interrupt", "child", "retry"]
+
+_WAKING: Final = frozenset({"update", "resume", "cancel", "pause"})
 
 WAIT_STATUS: Final[Mapping[str, RunStatus]] = {
     "sleep": RunStatus.SLEEPING,
@@ -125,6 +132,21 @@ class Parent(NamedTuple):
     wait: str
 
 
+def wakes(waits: Sequence[Wait], kind: str, name: str) -> bool:
+    """Whether a run that waits for these goes on when it gets such a message."""
+    return kind in _WAKING or any(wait.kind == kind and wait.name == name for wait in waits)
+
+
+def earliest(waits: Sequence[Wait]) -> float | None:
+    return min((wait.deadline for wait in waits if wait.deadline is not None), default=None)
+
+
+def child_result(run_id: str, status: str, value: bytes, error: bytes | None) -> bytes:
+    """The payload of a "child" message."""
+    fragment = None if error is None else Fragment(error)
+    return dumps({"run_id": run_id, "status": status, "value": Fragment(value), "error": fragment})
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a holder writes about its run, all or nothing, with an append, a park or a finish.
@@ -150,7 +172,7 @@ class Reply(NamedTuple):
     """The store's answer to an append or a park: messages numbered above `seen`. `parked`: the run isn't held any more,
     and the messages are none."""
 
-    messages: Sequence[Unread] = ()
+    messages: tuple[Unread, ...] = ()
     parked: bool = False
 
 

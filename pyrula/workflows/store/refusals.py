@@ -1,5 +1,7 @@
 """What a store says no to, told apart, so that each caller's error is the right one."""
 
+from collections.abc import Sequence
+
 from pyrula.workflows.errors import StoreError
 
 __all__ = [
@@ -8,6 +10,7 @@ __all__ = [
     "RunNotFoundError",
     "RunNotWaitingError",
     "TransitionRefused",
+    "not_waiting",
 ]
 
 
@@ -49,3 +52,15 @@ class InboxFullError(_Refused):
 
 class TransitionRefused(_Refused):
     """The run's present status doesn't allow this, `retry` of a running one for instance."""
+
+
+def not_waiting(run_id: str, status: str, wait_id: str, waiting: Sequence[str]) -> RunNotWaitingError:
+    """The refusal of a resume that fits none of the open interrupts, or more than one."""
+    if wait_id:
+        text = f"isn't waiting on the interrupt {wait_id!r:.100}"
+    elif waiting:
+        text = "is waiting on several interrupts: say which by wait_id"
+    else:
+        text = "isn't waiting on an interrupt"
+    names = ", ".join(repr(name) for name in waiting)
+    return RunNotWaitingError(run_id, status, f"{text} (open: {names or 'none'}; status {status})")

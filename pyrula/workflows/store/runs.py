@@ -77,8 +77,8 @@ class ClaimedRun:
     name: str
     version: str
     params: bytes
-    rows: Sequence[tuple[int, bytes]]
-    messages: Sequence[Unread]
+    rows: tuple[tuple[int, bytes], ...]
+    messages: tuple[Unread, ...]
     attempt: int
     owner: str
     metadata: bytes
@@ -88,14 +88,14 @@ class ClaimedRun:
     alone: bool = False
     doomed: bool = False
     retried: bool = False
-    interrupts: Sequence[Interrupt] = ()
-    children: Sequence[Child] = ()
+    interrupts: tuple[Interrupt, ...] = ()
+    children: tuple[Child, ...] = ()
 
 
 class Claims(NamedTuple):
     """`next_due` is when the next timer falls due (None: none is set)."""
 
-    runs: Sequence[ClaimedRun]
+    runs: tuple[ClaimedRun, ...]
     next_due: float | None = None
 
 
@@ -104,7 +104,7 @@ class Finished(NamedTuple):
     worker already, if the run continued as new."""
 
     status: RunStatus
-    unread: Sequence[Unread] = ()
+    unread: tuple[Unread, ...] = ()
     next: ClaimedRun | None = None
 
 
@@ -132,15 +132,14 @@ class RunDetail:
     created_at: float
     finished_at: float | None
     parent: Parent | None
-    waits: Sequence[Wait]
-    interrupts: Sequence[Interrupt]
-    unread: Sequence[Unread]
+    waits: tuple[Wait, ...]
+    interrupts: tuple[Interrupt, ...]
+    unread: tuple[Unread, ...]
     worker: str | None
     deaths: int
     cancel_requested: bool
     value: bytes
     error: bytes | None
-    applied: int = 0
 
 
 class History(NamedTuple):
@@ -151,7 +150,7 @@ class History(NamedTuple):
     version: str | None
     status: RunStatus
     params: bytes
-    rows: Sequence[tuple[int, bytes]]
+    rows: tuple[tuple[int, bytes], ...]
     attempt: int
     owner: str
     metadata: bytes
@@ -160,8 +159,8 @@ class History(NamedTuple):
 class Beat(NamedTuple):
     """What a heartbeat found: leases the worker has lost, and runs with messages it hasn't seen."""
 
-    lost: Sequence[Lease]
-    unread: Sequence[str]
+    lost: tuple[Lease, ...]
+    unread: tuple[str, ...]
 
 
 class Suspect(NamedTuple):
@@ -266,7 +265,7 @@ class RunHolder(Protocol):
     async def append(self, lease: Lease, change: Change) -> Reply:
         """Write the change. Concurrent calls share round trips, so no further grouping is needed."""
 
-    async def unread(self, lease: Lease, seen: int) -> Sequence[Unread]:
+    async def unread(self, lease: Lease, seen: int) -> tuple[Unread, ...]:
         """Messages numbered above `seen`."""
 
     async def park(self, lease: Lease, change: Change, waits: Sequence[Wait]) -> Reply:
@@ -299,7 +298,7 @@ class RunHolder(Protocol):
     async def relay(self) -> int:
         """Send on what dead processes left in the outbox. How many messages there were."""
 
-    async def questions(self, worker: str, served: Sequence[tuple[str, str]], n: int) -> Sequence[Query]:
+    async def questions(self, worker: str, served: Sequence[tuple[str, str]], n: int) -> tuple[Query, ...]:
         """Take questions to runs this worker holds, and to runs of these that nobody holds."""
 
     async def answer(self, query: Query, answer: bytes) -> None: ...

@@ -1,0 +1,33 @@
+"""Which workers are dead, judged from their counters. Pure: what was read and this process's own time come in.
+
+Rules: a counter is compared with itself only, and time is the observer's monotonic one, so nobody's clock matters. An
+observer that was cut off from the store has seen nothing meanwhile: it forgets, and begins again.
+"""
+
+from collections.abc import Iterable
+
+from pyrula.workflows.store.runs import Suspect
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """Remembers since when each counter stands still.
+
+    >>> watch = Watch(lease_seconds=30)
+    >>> beat = Suspect(shard=0, worker="w1", counter=7)
+    >>> watch.observe([beat], 100.0), watch.observe([beat], 130.0)
+    ([], [Suspect(shard=0, worker='w1', counter=7)])
+    """
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease = lease_seconds
+        self._since: dict[Suspect, float] = {}
+
+    def observe(self, beats: Iterable[Suspect], now: float) -> list[Suspect]:
+        """Those whose counter has stood still for a whole lease while this process looked on."""
+        self._since = {beat: self._since.get(beat, now) for beat in beats}
+        return [beat for beat, since in self._since.items() if now - since >= self._lease]
+
+    def forget(self) -> None:
+        self._since.clear()

@@ -1,0 +1,279 @@
+"""Submitted runs in memory: the records and what every part of the store needs of them. All calls are synchronous, so
+each is atomic."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pyrula.workflows.clock import Clock
+from pyrula.workflows.errors import LeaseLost
+from pyrula.workflows.store.events import encode_event
+from pyrula.workflows.store.ids import RunId
+from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, RunStatus
+from pyrula.workflows.store.memory_ready import ReadyQueue
+from pyrula.workflows.store.messages import (
+    Applied,
+    Child,
+    Interrupt,
+    Lease,
+    Message,
+    Parent,
+    Unread,
+    Wait,
+    child_result,
+    earliest,
+    wakes,
+)
+from pyrula.workflows.store.refusals import RunNotFoundError
+from pyrula.workflows.store.runs import RETENTION_SECONDS, History, Query, Schedule
+
+Holder = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Known:
+    """A message id that was met: an update's answer, and when it was consumed."""
+
+    applied: Applied | None = None
+    consumed_at: float | None = None
+
+
+@dataclass(slots=True)
+class Chain:
+    """A chain of runs, as its live link stands."""
+
+    id: str
+    name: str
+    version: str | None
+    owner: str
+    metadata: bytes
+    params: bytes
+    submitted: bytes
+    idempotency_key: str | None
+    parent: Parent | None
+    order: int
+    created_at: float
+    link: int = 1
+    status: RunStatus = RunStatus.QUEUED
+    epoch: int = 0
+    worker: str | None = None
+    number: int = 0
+    attempt: int = 1
+    deaths: int = 0
+    alone: bool = False
+    doomed: bool = False
+    retried: bool = False
+    cancel: bool = False
+    counter: int = 0
+    left_by: Holder | None = None
+    ended_by: Holder | None = None
+    continued_by: Holder | None = None
+    finished_at: float | None = None
+    value: bytes = b"null"
+    error: bytes | None = None
+    waits: list[Wait] = field(default_factory=list)
+    rows: dict[int, bytes] = field(default_factory=dict)
+    inbox: dict[int, Unread] = field(default_factory=dict)
+    known: dict[tuple[str, str], Known] = field(default_factory=dict)
+    interrupts: dict[str, bytes] = field(default_factory=dict)
+    children: dict[str, Child] = field(default_factory=dict)
+    events: list[bytes] = field(default_factory=list)
+    links: dict[int, tuple[float, History, list[bytes]]] = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> str:
+        return str(RunId(0, self.id, self.link))
+
+    @property
+    def finished(self) -> bool:
+        return self.status in TERMINAL
+
+    def unread(self, seen: int = 0) -> tuple[Unread, ...]:
+        return tuple(unread for number, unread in self.inbox.items() if number > seen)
+
+    def open_interrupts(self) -> tuple[Interrupt, ...]:
+        return () if self.finished else tuple(Interrupt(*pair) for pair in self.interrupts.items())
+
+    def history(self) -> History:
+        rows = tuple(sorted(self.rows.items()))
+        status, attempt = self.status, self.attempt
+        return History(
+            self.run_id, self.name, self.version, status, self.params, rows, attempt, self.owner, self.metadata
+        )
+
+
+class Board:
+    """All runs of a memory store, shared by its twins."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.chains: dict[str, Chain] = {}
+        self.keys: dict[tuple[str, str], str] = {}
+        self.ready = ReadyQueue()
+        self.held: dict[str, dict[str, None]] = {}
+        self.beats: dict[str, int] = {}
+        self.strays: dict[str, set[Lease]] = {}
+        self.counters = itertools.count(1)
+        self.queries: dict[str, tuple[Query, float]] = {}
+        self.answers: dict[str, tuple[bytes, float]] = {}
+        self.plans: dict[str, Schedule] = {}
+        self.on_ready: list[Callable[[], None]] = []
+        self.on_inbox: dict[str, list[Callable[[str], None]]] = {}
+        self.on_change: dict[str, list[Callable[[], None]]] = {}
+        self._timers: list[tuple[float, int, str]] = []
+        self._ends: list[tuple[float, int, str]] = []
+        self._serial = itertools.count()
+
+    def now(self) -> float:
+        return self.clock.now().timestamp()
+
+    def event(self, kind: str, **data: object) -> bytes:
+        return encode_event(kind, self.now(), **data)
+
+    def find(self, run_id: str) -> Chain:
+        self.expire()
+        wanted = RunId.parse(run_id)
+        chain = self.chains.get(wanted.chain)
+        if chain is None or wanted.link > chain.link:
+            raise RunNotFoundError(run_id)
+        return chain
+
+    def expire(self) -> None:
+        """Drop what has outlived its retention."""
+        now = self.now()
+        while self._ends and self._ends[0][0] <= now:
+            at, _, chain_id = heapq.heappop(self._ends)
+            chain = self.chains.get(chain_id)
+            if chain is None:
+                continue
+            if chain.finished_at is not None and chain.finished_at + RETENTION_SECONDS <= at:
+                self.forget(chain)
+                continue
+            chain.links = {link: kept for link, kept in chain.links.items() if kept[0] + RETENTION_SECONDS > at}
+
+    def forget(self, chain: Chain) -> None:
+        del self.chains[chain.id]
+        if chain.idempotency_key is not None:
+            self.keys.pop((chain.name, chain.idempotency_key), None)
+
+    def expire_later(self, chain: Chain) -> None:
+        heapq.heappush(self._ends, (self.now() + RETENTION_SECONDS, next(self._serial), chain.id))
+
+    def held_by(self, lease: Lease) -> Chain:
+        """The chain, if this lease is the present one."""
+        try:
+            chain = self.find(lease.run_id)
+        except RunNotFoundError:
+            raise LeaseLost(f"run {lease.run_id} is not in the store any more") from None
+        if not (
+            chain.status is RunStatus.RUNNING
+            and (chain.worker, chain.epoch) == lease[1:]
+            and chain.run_id == lease.run_id
+        ):
+            raise LeaseLost(f"run {lease.run_id} is not held by {lease.worker} in epoch {lease.epoch} any more")
+        return chain
+
+    def enqueue(self, chain: Chain) -> None:
+        chain.status = RunStatus.QUEUED
+        chain.waits = []
+        self.ready.add(chain.id, (chain.name, chain.version), chain.owner, chain.order)
+        self.changed(chain.id)
+        self.tell_ready()
+
+    def let_go(self, chain: Chain) -> None:
+        """Nobody holds the run any more."""
+        if chain.worker is not None:
+            held = self.held.get(chain.worker, {})
+            held.pop(chain.id, None)
+            if not held:
+                self.held.pop(chain.worker, None)
+        chain.worker = None
+
+    def wait(self, chain: Chain, status: RunStatus, waits: list[Wait]) -> None:
+        chain.status = status
+        chain.waits = waits
+        deadline = earliest(waits)
+        if deadline is not None:
+            heapq.heappush(self._timers, (deadline, next(self._serial), chain.id))
+        self.changed(chain.id)
+        self.fire()
+
+    def next_due(self) -> float | None:
+        while self._timers:
+            due, _, chain_id = self._timers[0]
+            chain = self.chains.get(chain_id)
+            if chain is not None and chain.status in PARKED and earliest(chain.waits) == due:
+                return due
+            heapq.heappop(self._timers)
+        return None
+
+    def fire(self) -> None:
+        """Queue the runs whose time has come."""
+        now = self.now()
+        while (due := self.next_due()) is not None and due <= now:
+            _, _, chain_id = heapq.heappop(self._timers)
+            self.enqueue(self.chains[chain_id])
+
+    def put(self, chain: Chain, message: Message) -> None:
+        """Into the inbox, and wake whoever it concerns."""
+        chain.counter += 1
+        chain.inbox[chain.counter] = Unread(chain.counter, message, self.now())
+        if chain.status is RunStatus.RUNNING and chain.worker is not None:
+            for callback in self.on_inbox.get(chain.worker, ())[:]:
+                callback(chain.run_id)
+        elif (chain.status in PARKED and wakes(chain.waits, message.kind, message.name)) or (
+            chain.status is RunStatus.PAUSED and message.kind == "cancel"
+        ):
+            self.enqueue(chain)
+
+    def end(self, chain: Chain, status: RunStatus, value: bytes, error: bytes | None) -> None:
+        """The run's last word: result, parent, children, retention."""
+        self.ready.remove(chain.id)
+        self.let_go(chain)
+        chain.status, chain.waits = status, []
+        chain.value, chain.error = value, error
+        chain.finished_at = self.now()
+        self.expire_later(chain)
+        self.changed(chain.id)
+        children, chain.children = chain.children, {}
+        if chain.parent is not None:
+            payload = child_result(chain.run_id, status, value, error)
+            self.pass_on(chain.parent.run_id, Message("child", chain.id, chain.parent.wait, payload))
+        for child in children.values():
+            if child.on_parent_close == "cancel":
+                self.cancel(child.run_id)
+
+    def pass_on(self, run_id: str, message: Message) -> None:
+        """A child's result, to a parent that may be gone."""
+        try:
+            chain = self.find(run_id)
+        except RunNotFoundError:
+            return
+        key = (message.kind, message.id)
+        if not chain.finished and key not in chain.known:
+            chain.known[key] = Known()
+            self.put(chain, message)
+
+    def cancel(self, run_id: str) -> None:
+        try:
+            chain = self.find(run_id)
+        except RunNotFoundError:
+            return
+        if chain.finished or chain.cancel:
+            return
+        chain.cancel = True
+        if chain.epoch == 0:
+            chain.events.append(self.event("cancelled"))
+            self.end(chain, RunStatus.CANCELLED, b"null", None)
+        else:
+            chain.events.append(self.event("cancel_requested"))
+            self.put(chain, Message("cancel", "cancel"))
+
+    def changed(self, chain_id: str) -> None:
+        for callback in self.on_change.get(chain_id, ())[:]:
+            callback()
+
+    def tell_ready(self) -> None:
+        for callback in self.on_ready[:]:
+            callback()
