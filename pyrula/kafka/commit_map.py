@@ -32,7 +32,6 @@ _OURS = re.compile(r"pyrula([0-9]{1,9}):")
 
 _KIND, _RUNS, _BITS = 0b11, 1, 2
 _WITNESS, _NULL_KEY, _NULL_VALUE = 0b100, 0b1000, 0b10000
-_MAX_OFFSET = (1 << 63) - 1
 _STORE_BYTES = 8
 
 
@@ -72,7 +71,7 @@ def encode(
     if len(bare) > room:
         return ""
     body = bare
-    if witness is not None and committed <= _MAX_OFFSET:
+    if witness is not None:
         flags, packed = _pack_witness(witness)
         head = _sealed(flags, committed, store, packed, b"")
         if len(head) <= room:
@@ -239,7 +238,7 @@ def _unpack_runs(body: bytes, at: int, committed: int) -> Iterator[Range]:
         gap, at = _number(body, at)
         length, at = _number(body, at)
         start, end = before + gap, before + gap + length
-        if not length or (not gap and before != committed) or end > _MAX_OFFSET:
+        if not length or (not gap and before != committed):
             raise ValueError
         yield start, end
         before = end
@@ -276,7 +275,5 @@ def _unpack_bits(body: bytes, at: int, committed: int) -> Iterator[Range]:
     if not data or data[0] < 0x80 or not data[-1]:
         raise ValueError
     first = committed + distance
-    if first + len(data) * 8 > _MAX_OFFSET:
-        raise ValueError
     for run in re.finditer("1+", f"{int.from_bytes(data, 'big'):b}"):
         yield first + run.start(), first + run.end()
