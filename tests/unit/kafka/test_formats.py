@@ -18,8 +18,8 @@ RAW: Any = SimpleNamespace(timestamp=1_700_000_000_000, key=b"k", value=b"v")
 def test_the_fingerprint_is_the_documented_one() -> None:
     assert fingerprint(RAW) == PRINT
     assert f"`{PRINT}`" in TEXT
-    assert fingerprint(SimpleNamespace(timestamp=-1, key=None, value=b"")) == "-1.~.00000000"  # type: ignore[arg-type]
-    assert fingerprint(SimpleNamespace(timestamp=None, key=b"", value=None)) == "-1.00000000.~"  # type: ignore[arg-type]
+    assert fingerprint(SimpleNamespace(timestamp=-1, key=None, value=b"")) == "-1.~.00000000"
+    assert fingerprint(SimpleNamespace(timestamp=None, key=b"", value=None)) == "-1.00000000.~"
 
 
 @pytest.mark.parametrize(

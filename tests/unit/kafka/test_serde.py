@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from typing_extensions import TypeAliasType
 
 from pyrula.kafka.record import Record
 from pyrula.kafka.serde import Arguments, BytesSerde, JsonSerde, RecordError, Serde, StrSerde, compile_arguments
@@ -56,6 +57,7 @@ class Point:
 
 
 OrderId = NewType("OrderId", str)
+Text = TypeAliasType("Text", Annotated[OrderId, "note"])
 Code = Annotated[str, StringConstraints(pattern=r"^[A-Z]+$")]
 
 
@@ -106,6 +108,7 @@ def refused(annotation: Any, data: bytes | None, serde: Serde | None = None) -> 
         (str, b"null", "null"),
         (Optional[str], b"x", "x"),  # noqa: UP045
         (OrderId, b"o-1", "o-1"),
+        (Text, b"o-1", "o-1"),
         (Code, b"ABC", "ABC"),
         (Annotated[bytes, Field(max_length=3)], b"\xff", b"\xff"),
         (int, b"12", 12),
@@ -139,6 +142,7 @@ def test_a_record_is_given_whole() -> None:
     assert record.headers == (("a", b"1"), ("a", b"2"), ("b", None)), "duplicates and nulls are kept, in order"
     assert value(Record, b"[1]").value == [1], "Record alone is Record[Any]"
     assert value(Annotated[Record[bytes], "note"], b"x").value == b"x"
+    assert value(TypeAliasType("Whole", Record[bytes]), b"x").value == b"x"
 
 
 TOMBSTONES = [Any, object, None, Order | None, Optional[Order], dict | None, bytes | None, str | None, list[int] | None]  # noqa: UP045
