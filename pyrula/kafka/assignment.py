@@ -75,6 +75,8 @@ class LettingGo:
         for partition in partitions:
             self._pools[partition.tp.topic].remove(partition)
             partition.lanes.ready.clear()
+            if not self._client.lists(partition.tp):
+                self._forsake(assignment, partition)
         try:
             await self._drain(assignment, partitions)
             self._cut(partitions)
@@ -83,6 +85,15 @@ class LettingGo:
         finally:
             for partition in partitions:
                 partition.close()
+
+    def _forsake(self, assignment: Assignment, partition: Partition) -> None:
+        """The topic is gone. It may be made again while we drain, and a commit would skip records of the new one."""
+        tp = partition.tp
+        log.warning("%s[%d] was deleted: nothing more of it is run or committed", tp.topic, tp.partition)
+        del assignment.partitions[tp]
+        partition.closed = True
+        for run in list(partition.running.values()):
+            run.cut()
 
     async def _drain(self, assignment: Assignment, partitions: Sequence[Partition]) -> None:
         """Wait for what runs, up to drain_timeout, and no longer than the group waits for us."""

@@ -21,6 +21,7 @@ from aiokafka.errors import (
     IllegalGenerationError,
     KafkaError,
     OffsetMetadataTooLargeError,
+    OffsetOutOfRangeError,
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
@@ -62,6 +63,15 @@ class MetadataTooLarge(PyrulaError):
     lowered, so the commit goes through after a few tries."""
 
 
+class OutOfRange(PyrulaError):
+    """The log doesn't have the offsets that are to be read next. They are asked for again unless their partitions are
+    paused or sought elsewhere."""
+
+    def __init__(self, positions: Mapping[TopicPartition, int]) -> None:
+        self.positions = positions
+        super().__init__(positions)
+
+
 class BrokerError(PyrulaError):
     """The broker refused or did not answer; the same call may succeed later."""
 
@@ -83,6 +93,9 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         # Heartbeats start only after this returns: note the assignment and work on it elsewhere.
         partitions = frozenset(assigned)
         self._client.pause(partitions)
+        for partition in partitions:
+            # Any position, so that the client doesn't look for one; whoever resumes seeks before.
+            self._client.seek(partition, 0)
         self._assigned(partitions, self._client.membership)
 
 
@@ -99,7 +112,7 @@ class GroupClient:
             **options.connection(),
             group_id=group,
             enable_auto_commit=False,
-            auto_offset_reset="earliest",
+            auto_offset_reset="none",
             isolation_level=isolation_level,
             session_timeout_ms=int(options.session_timeout * 1000),
             heartbeat_interval_ms=int(options.heartbeat_interval * 1000),
@@ -163,9 +176,11 @@ class GroupClient:
         return Membership(coordinator.generation, coordinator.member_id)
 
     async def poll(self, timeout: float, max_records: int) -> Mapping[TopicPartition, list[ConsumerRecord[Any, Any]]]:
-        """Records that have arrived. Returns {} after `timeout` seconds; raises BrokerError."""
+        """Records that have arrived. Returns {} after `timeout` seconds; raises OutOfRange and BrokerError."""
         try:
             return await self._consumer.getmany(timeout_ms=int(timeout * 1000), max_records=max_records)  # type: ignore[no-any-return]
+        except OffsetOutOfRangeError as error:
+            raise OutOfRange(error.args[0]) from error
         except KafkaError as error:
             raise BrokerError(f"group {self.group}: fetch failed: {error!r}") from error
 
@@ -192,6 +207,10 @@ class GroupClient:
             return None
         state = assignment.state_value(partition)
         return state.position if state.has_valid_position else None
+
+    def lists(self, partition: TopicPartition) -> bool:
+        """Whether the cluster had the partition when it was last asked; a deleted topic is soon known to be gone."""
+        return partition.partition in (self._consumer.partitions_for_topic(partition.topic) or ())
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         """Offsets and metadata the group has committed; partitions without one are absent."""

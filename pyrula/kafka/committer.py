@@ -105,9 +105,8 @@ class Committer:
     def _offset_of(self, partition: Partition) -> Committed:
         tracker = partition.tracker
         committed = tracker.committable()
-        ranges = tracker.done_above()
-        witness = partition.witness() if ranges else None
-        text = encode(committed, ranges, witness, self._store.instance_id, self._client.metadata_limit)
+        store, limit = self._store.instance_id, self._client.metadata_limit
+        text = encode(committed, tracker.done_above(), partition.witness(), store, limit)
         return Committed(committed, text)
 
     def _prune_soon(self, partitions: list[Partition]) -> None:

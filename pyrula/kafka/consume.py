@@ -16,11 +16,11 @@ from aiokafka import ConsumerRecord, TopicPartition
 
 from pyrula.kafka.assignment import Assignment, LettingGo
 from pyrula.kafka.binding import Binding
-from pyrula.kafka.client import BrokerError, GroupClient, Membership, MembershipLost
+from pyrula.kafka.client import BrokerError, GroupClient, Membership, MembershipLost, OutOfRange
 from pyrula.kafka.committer import Committer
 from pyrula.kafka.events import Observer, RecordEvent
 from pyrula.kafka.offsets import OffsetTracker
-from pyrula.kafka.opening import NotOpened, Opened, Opener, Postponed
+from pyrula.kafka.opening import NotOpened, Opened, Opener, Postponed, stopped_by_loss
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.partition import Bounds, Partition, Raw
 from pyrula.kafka.record import record_identity
@@ -104,6 +104,10 @@ class GroupConsumer:
         while True:
             try:
                 batch = await client.poll(POLL_SECONDS, MAX_RECORDS)
+            except OutOfRange as error:
+                for tp, position in error.positions.items():
+                    self._out_of_range(tp, position)
+                continue
             except BrokerError as error:
                 log.warning("%s", error)
                 self.problem = str(error)
@@ -127,42 +131,52 @@ class GroupConsumer:
             if probe is not None and not probe.done():
                 probe.set_result(records[0])
             return
-        pool = self.pools[tp.topic]
-        expected = partition.tracker.position
-        found = records[0].offset
-        if found > expected:
-            self._watch_gap(tp, partition, expected, found)
-        elif found < expected:
-            self._restart(partition, f"offset {found} came after {expected - 1}: the log was cut or made again")
-            return
         partition.receive(records)
         self._advance(tp, partition)
-        pool.offer(partition)
+        self.pools[tp.topic].offer(partition)
 
     def _advance(self, tp: TopicPartition, partition: Partition) -> None:
         """Offsets that reading has passed without a record (markers, compaction) are no records."""
-        position, reached = self.client.position(tp), partition.tracker.position
-        if position is None or position == reached:
-            return
-        if position > reached:
+        position = self.client.position(tp)
+        if position is not None and position > partition.tracker.position:
             partition.tracker.advance(position)
             partition.changed = True
-        else:
-            self._restart(partition, f"reading went back from {reached} to {position}: the log was cut or made again")
 
-    def _watch_gap(self, tp: TopicPartition, partition: Partition, expected: int, found: int) -> None:
-        """A hole in the log is compaction, a marker, or retention that overtook us: only the last is a loss."""
-        task = asyncio.get_running_loop().create_task(self._explain_gap(tp, partition, expected, found))
-        partition.background.add(task)
-        task.add_done_callback(partition.background.discard)
-
-    async def _explain_gap(self, tp: TopicPartition, partition: Partition, expected: int, found: int) -> None:
-        try:
-            first, _ = (await self.client.offsets([tp]))[tp]
-        except BrokerError:
+    def _out_of_range(self, tp: TopicPartition, position: int) -> None:
+        assignment = self.assignment
+        if assignment is None:
             return
-        if expected < first:
-            self._tell_lost(tp, partition.binding, expected, min(first, found))
+        self.client.pause([tp])
+        partition, probe = assignment.partitions.get(tp), assignment.probes.get(tp)
+        if probe is not None and not probe.done():
+            probe.set_result(None)
+        if partition is not None:
+            partition.halt(True)
+            task = asyncio.get_running_loop().create_task(self._find_log(assignment, partition, position))
+            partition.background.add(task)
+            task.add_done_callback(partition.background.discard)
+
+    async def _find_log(self, assignment: Assignment, partition: Partition, position: int) -> None:
+        """Where the log is, now that `position` is not in it. What was read before stays in progress if it can."""
+        tp, binding = partition.tp, partition.binding
+        while True:
+            try:
+                first, end = (await self.client.offsets([tp]))[tp]
+                break
+            except BrokerError as error:
+                log.warning("%s", error)
+                await asyncio.sleep(RETRY_SECONDS)
+        if position >= first:
+            self._restart(partition, f"the log has no offset {position} ({first} to {end}): it was cut or made again")
+        elif binding.on_out_of_range == "stop":
+            assignment.unopened[tp] = stopped_by_loss(tp, position, first)
+            log.error("%s", assignment.unopened[tp])
+        else:
+            self._tell_lost(tp, binding, position, first)
+            partition.tracker.advance(first)
+            partition.changed = True
+            self.client.seek(tp, first)
+            partition.halt(False)
 
     def _tell_lost(self, tp: TopicPartition, binding: Binding, start: int, stop: int) -> None:
         text = f"{stop - start} offsets from {start} to {stop - 1} were deleted by retention before they were read"

@@ -174,7 +174,7 @@ class Opener:
         binding = self._bindings[tp]
         if committed is None:
             offset = first if binding.auto_offset_reset == "earliest" else end
-            return _Start(offset, self._empty(offset), Foreign("none"), 0)
+            return _Start(offset, self._empty(offset), Foreign("none"), first, end)
         offset, text = committed
         if first <= offset <= end:
             found = decode(text, offset, end)
@@ -184,18 +184,17 @@ class Opener:
                         "%s: the committed offset's metadata is not used (%s); processing starts at %d",
                         tp, found.reason, offset,
                     )  # fmt: skip
-                return _Start(offset, self._empty(offset), found, 0)
-            return _Start(offset, text, found, 0)
-        lost = max(0, first - offset)
-        told = f"{tp.topic}[{tp.partition}]: the committed offset {offset} is outside the log ({first} to {end}); " + (
-            f"{lost} offsets from {offset} to {first - 1} are lost to retention"
-            if lost
-            else "the log was cut or made again"
-        )
+                return _Start(offset, self._empty(offset), found, first, end)
+            return _Start(offset, text, found, first, end)
+        if offset < first:
+            if binding.on_out_of_range == "stop":
+                return NotOpened(stopped_by_loss(tp, offset, first))
+            return _Start(first, self._empty(first), Foreign("out of range"), first, end, lost=first - offset)
+        told = f"the committed offset {offset} is past the log's end {end}: it was cut or made again"
         if binding.on_out_of_range == "stop":
-            return NotOpened(f'{told}; on_out_of_range="stop", so reset the group\'s offset to go on')
-        log.warning("%s; processing starts at %d", told, first)
-        return _Start(first, self._empty(first), Foreign("out of range"), lost)
+            return NotOpened(_stopped(tp, told))
+        log.warning("%s[%d]: %s; processing starts at %d", tp.topic, tp.partition, told, first)
+        return _Start(first, self._empty(first), Foreign("out of range"), first, end)
 
     def _empty(self, offset: int) -> str:
         return encode(offset, (), None, self._store.instance_id, self._client.metadata_limit)
@@ -210,7 +209,7 @@ class Opener:
         except (BrokerError, StoreError) as error:
             return Postponed(str(error))
 
-    async def _opened(self, tp: TopicPartition, claim: Claim, start: "_Start") -> Opened:
+    async def _opened(self, tp: TopicPartition, claim: Claim, start: "_Start") -> Opened | NotOpened:
         """Believe the map and the journal if they are of this log."""
         done: tuple[tuple[int, int], ...] = ()
         known: Witness | None = None
@@ -223,12 +222,18 @@ class Opener:
                     "steps of unfinished records run again", tp
                 )  # fmt: skip
         witness = known
-        if witness is None and claim.witness is not None:
+        if witness is None and claim.rows and claim.witness is not None:
             witness = Witness.from_bytes(claim.witness)
-        if (done or claim.rows) and witness is not None and not await self._same_log(tp, witness):
+        if witness is not None and not await self._same_log(tp, witness, start):
+            told = f"offset {witness.offset} holds another record than before: the topic was made again or its log cut"
+            if known is not None and known.offset < offset:
+                # Not only the records above the committed offset are others, so it says nothing of this log.
+                if self._bindings[tp].on_out_of_range == "stop":
+                    return NotOpened(_stopped(tp, told))
+                offset = start.first
             log.warning(
-                "%s: offset %d holds another record than before: the topic was made again or its log cut, so the "
-                "completion map and the journal of the former log are not used", tp, witness.offset
+                "%s[%d]: %s. Completion map and journal of the former log are not used; processing starts at %d",
+                tp.topic, tp.partition, told, offset
             )  # fmt: skip
             await self._store.lower_source(self._sources[tp], claim.token, offset, forget=True)
             done, known, claim = (), None, replace(claim, rows=[], below=offset)
@@ -240,12 +245,11 @@ class Opener:
             offset = claim.below
         return Opened(claim, offset, done, known, start.lost)
 
-    async def _same_log(self, tp: TopicPartition, witness: Witness) -> bool:
+    async def _same_log(self, tp: TopicPartition, witness: Witness, start: "_Start") -> bool:
         """Whether the witness is still where it was. Compacted or expired: nothing speaks against it."""
-        first, end = (await self._client.offsets([tp]))[tp]
-        if witness.offset >= end:
+        if witness.offset >= start.end:
             return False
-        if witness.offset < first:
+        if witness.offset < start.first:
             return True
         record = await self._probe(tp, witness.offset)
         if record is None or record.offset != witness.offset:
@@ -253,9 +257,22 @@ class Opener:
         return fingerprint(record) == witness.fingerprint
 
 
+def stopped_by_loss(tp: TopicPartition, wanted: int, first: int) -> str:
+    """Why a partition is not read on: retention took what came next."""
+    return _stopped(tp, f"{first - wanted} offsets from {wanted} to {first - 1} are lost to retention")
+
+
+def _stopped(tp: TopicPartition, told: str) -> str:
+    return f'{tp.topic}[{tp.partition}]: {told}; on_out_of_range="stop", so reset the group\'s offset to go on'
+
+
 @dataclass(frozen=True, slots=True)
 class _Start:
+    """Where to start in a log that has `first` to `end`; `text` is what to commit, and `map` what it says."""
+
     offset: int
     text: str
     map: CommitMap | Foreign
-    lost: int
+    first: int
+    end: int
+    lost: int = 0
