@@ -40,17 +40,22 @@ async def other(make_store: Callable[[], SourceStore]) -> AsyncIterator[SourceSt
     await store.close()
 
 
-@pytest.fixture
-async def server(valkey: str, namespace: str) -> AsyncIterator[Server]:
-    """The server as itself. Fails a test that leaves a key without a time to live, then removes its keys."""
-    server = Server(valkey, namespace)
+async def _cleared(server: Server) -> AsyncIterator[Server]:
+    """Fails a test that leaves a key without a time to live, then removes its keys."""
     yield server
     try:
         lasting = await server.keys_without_ttl()
-        assert lasting <= {b"{%b}meta" % namespace.encode()}, f"keys left for ever: {sorted(lasting)}"
+        assert lasting <= {b"{%b}meta" % server.namespace.encode()}, f"keys left for ever: {sorted(lasting)}"
     finally:
         await server.clear()
         await server.close()
+
+
+@pytest.fixture
+async def server(valkey: str, namespace: str) -> AsyncIterator[Server]:
+    """The server as itself."""
+    async for server in _cleared(Server(valkey, namespace)):
+        yield server
 
 
 @pytest.fixture
@@ -73,7 +78,5 @@ def own_valkey() -> Iterator[ValkeyServer]:
 
 @pytest.fixture
 async def own_server(own_valkey: ValkeyServer, namespace: str) -> AsyncIterator[Server]:
-    server = Server(own_valkey.url, namespace)
-    yield server
-    await server.clear()
-    await server.close()
+    async for server in _cleared(Server(own_valkey.url, namespace)):
+        yield server

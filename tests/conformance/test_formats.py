@@ -98,6 +98,7 @@ async def test_the_values_of_a_source_are_as_documented(valkey_store: ValkeyStor
     assert {name: value for name, value in told.items() if re.fullmatch("b[0-9]+", name)} == {"b1": "0", "b4": "1"}
     assert re.fullmatch("[0-9a-f]{16}", told["claimant"])
     assert re.fullmatch("[0-9a-f]{16}", told["claim"])
+    assert re.fullmatch(f"{told['claimant']}|[0-9a-f]{{16}}\\.[0-9]+", told["seq"])
     meta = await server.hash(b"{%b}meta" % server.namespace.encode())
     assert (meta[b"format"], meta[b"shards"]) == (b"1", b"16")
     assert re.fullmatch(b"[0-9a-f]{32}", meta[b"instance"])

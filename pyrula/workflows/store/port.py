@@ -50,8 +50,8 @@ class Batch(NamedTuple):
     """Rows of one source that become durable together.
 
     ``rows`` may hold plain ``(position, index, data)`` tuples. ``high`` is the highest position the journal is to be
-    read to, ``witness`` identifies the log the positions belong to (None or empty: as it was). No rows at all: the journal's
-    life is extended.
+    read to, ``witness`` identifies the log the positions belong to (None or empty: as it was). No rows at all: the
+    journal's life is extended.
     """
 
     source: bytes

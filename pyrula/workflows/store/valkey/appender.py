@@ -24,10 +24,14 @@ Answers = list[Exception | None]
 
 
 class Appender:
-    """Sends flushes. ``keys`` gives a source's key and the prefix of its buckets' keys."""
+    """Sends flushes. ``keys`` gives a source's key and the prefix of its buckets' keys; ``sender`` is told by no other
+    process."""
 
-    def __init__(self, link: Link, keys: Callable[[bytes], tuple[bytes, bytes]], ttl: int, patience: float) -> None:
+    def __init__(
+        self, link: Link, sender: bytes, keys: Callable[[bytes], tuple[bytes, bytes]], ttl: int, patience: float
+    ) -> None:
         self._link = link
+        self._sender = sender
         self._keys = keys
         self._ttl = ttl
         self._patience = min(patience, _PATIENCE)
@@ -71,8 +75,9 @@ class Appender:
         for number in waiting:
             batch = batches[number]
             key, prefix = self._keys(batch.source)
+            sending = b"%b.%d" % (self._sender, next(self._sendings))
             try:
-                packed[number] = wire.append(self._script, key, prefix, batch, next(self._sendings), self._ttl)
+                packed[number] = wire.append(self._script, key, prefix, batch, sending, self._ttl)
             except ValueError as error:
                 answers[number] = error
         return packed

@@ -60,7 +60,8 @@ class ValkeyStore:
         self.instance_id = ""
         self._process = secrets.token_hex(8).encode()
         self._session = Session(self._address, self.timeout, self.retry_for)
-        self._appender = Appender(Link(self._address, self.timeout), self._keys, TTL_SECONDS, self.retry_for)
+        link = Link(self._address, self.timeout)
+        self._appender = Appender(link, self._process, self._keys, TTL_SECONDS, self.retry_for)
         self._warned = False
 
     def __repr__(self) -> str:

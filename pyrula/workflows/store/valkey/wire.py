@@ -35,7 +35,7 @@ class _Group:
         self.pieces: list[bytes] = []
 
 
-def append(script: Script, source_key: bytes, prefix: bytes, batch: Batch, sending: int, ttl: int) -> bytes:
+def append(script: Script, source_key: bytes, prefix: bytes, batch: Batch, sending: bytes, ttl: int) -> bytes:
     """The EVALSHA of append.lua for one batch. Raises ValueError for positions no script could compare."""
     if not 0 <= batch.high <= MAX_POSITION:
         raise ValueError(f"position {batch.high} is outside 0..{MAX_POSITION}")
@@ -43,7 +43,7 @@ def append(script: Script, source_key: bytes, prefix: bytes, batch: Batch, sendi
     buckets = {bucket: place for place, bucket in enumerate(dict.fromkeys(group.bucket for group in groups), start=2)}
     arguments = [
         str(batch.token).encode(),
-        b"%d" % sending,
+        sending,
         b"%d" % batch.high,
         batch.witness or b"",
         b"%d" % ttl,

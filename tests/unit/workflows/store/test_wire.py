@@ -61,7 +61,7 @@ rows_of_batches = st.lists(st.tuples(positions, st.integers(0, 3), data), max_si
 @given(rows_of_batches)
 def test_rows_arrive_whole_and_take_effect_in_order(rows: list[tuple[int, int, bytes]]) -> None:
     batch = Batch(b"s" * 16, Token(1, 2), rows, 5, b"wit\r\nness")
-    arguments = parse(wire.append(APPEND, b"source", b"j:", batch, 7, 60))
+    arguments = parse(wire.append(APPEND, b"source", b"j:", batch, b"sender.7", 60))
     expected: dict[tuple[int, int], bytes] = {}
     for position, index, value in rows:
         if value:
@@ -70,12 +70,12 @@ def test_rows_arrive_whole_and_take_effect_in_order(rows: list[tuple[int, int, b
             expected.pop((position, index), None)
     assert run(arguments) == expected
     first = 3 + int(arguments[2])
-    assert arguments[first : first + 5] == [b"1.2", b"7", b"5", b"wit\r\nness", b"60"]
+    assert arguments[first : first + 5] == [b"1.2", b"sender.7", b"5", b"wit\r\nness", b"60"]
 
 
 def test_rows_of_two_buckets_in_turns_make_two_groups() -> None:
     rows = [(1023 + number % 2, number, b"x") for number in range(100)]
-    arguments = parse(wire.append(APPEND, b"source", b"j:", Batch(b"s" * 16, Token(1, 1), rows, 1024), 1, 60))
+    arguments = parse(wire.append(APPEND, b"source", b"j:", Batch(b"s" * 16, Token(1, 1), rows, 1024), b"s.1", 60))
     assert arguments[2] == b"3"
     assert arguments[11] == b"2"
     assert run(arguments) == {(position, index): value for position, index, value in rows}

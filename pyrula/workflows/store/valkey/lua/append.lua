@@ -4,7 +4,7 @@
 -- KEYS  1  the source's hash
 --       2..n  the journal's buckets
 -- ARGV  1  token
---       2  number of this sending; grows with every sending of one claimant
+--       2  number of this sending: <sender>.<number>, a number that grows with every sending of that sender
 --       3  high mark
 --       4  witness, or '' to leave it
 --       5  seconds to live
@@ -23,8 +23,12 @@ local stored = redis.call('HMGET', source, 'token', 'seq', 'high')
 if stored[1] ~= ARGV[1] then
   return 0
 end
-if stored[2] and tonumber(ARGV[2]) <= tonumber(stored[2]) then
-  return 1
+if stored[2] then
+  local sender, number = string.match(ARGV[2], '^(%w+)%.(%d+)$')
+  local former, last = string.match(stored[2], '^(%w+)%.(%d+)$')
+  if sender == former and tonumber(number) <= tonumber(last) then
+    return 1
+  end
 end
 redis.call('HSET', source, 'seq', ARGV[2])
 if not stored[3] or tonumber(stored[3]) < tonumber(ARGV[3]) then

@@ -29,11 +29,8 @@ if stored[1] then
     return {'stale', stored[1]}
   end
   token = incarnation .. '.' .. ARGV[1]
-  if stored[2] ~= claimant then
-    redis.call('HDEL', key, 'seq')
-    if stored[4] == '1' then
-      redis.call('HINCRBY', key, 'crashes', 1)
-    end
+  if stored[2] ~= claimant and stored[4] == '1' then
+    redis.call('HINCRBY', key, 'crashes', 1)
   end
 end
 redis.call('HSET', key, 'token', token, 'claimant', claimant, 'claim', ARGV[4], 'held', '1')
