@@ -1,7 +1,7 @@
 """What the guarantees are checked with: the lines that a counting worker's steps leave outside the store."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,3 +71,52 @@ def overlapping(lines: Iterable[Line]) -> list[str]:
         elif name in busy:
             del busy[name]
     return found
+
+
+def done(lines: Iterable[Line]) -> dict[tuple[int, int], int]:
+    """How often each record's body came to its end."""
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    for line in lines:
+        if line.what.startswith("done/"):
+            counts[line.partition, line.offset] += 1
+    return dict(counts)
+
+
+def skipped(lines: Iterable[Line]) -> list[tuple[int, int, int]]:
+    """(process, partition, offset) of the first body after an assignment, where one before it was unfinished."""
+    ended: dict[int, set[int]] = defaultdict(set)
+    lowest: dict[int, int] = defaultdict(int)
+    fresh: set[tuple[int, int]] = set()
+    found = []
+    for line in lines:
+        partition, offset = line.partition, line.offset
+        if line.what.startswith("assigned/"):
+            fresh = {one for one in fresh if one[0] != line.pid}
+        elif line.what == "begin" and (line.pid, partition) not in fresh:
+            fresh.add((line.pid, partition))
+            if offset > lowest[partition]:
+                found.append((line.pid, partition, offset))
+        elif line.what.startswith("done/"):
+            ended[partition].add(offset)
+            while lowest[partition] in ended[partition]:
+                ended[partition].remove(lowest[partition])
+                lowest[partition] += 1
+    return found
+
+
+def overlaps(lines: Iterable[Line]) -> dict[str, int]:
+    """The most steps of a key that were ever in progress at once, whatever the process; keys with one are left out."""
+    now: dict[str, int] = defaultdict(int)
+    most: dict[str, int] = {}
+    for line in _steps(lines):
+        if line.what == "start":
+            now[line.key] += 1
+            if now[line.key] > 1:
+                most[line.key] = max(most.get(line.key, 0), now[line.key])
+        elif line.what in ("end", "cut"):
+            now[line.key] -= 1
+    return most
+
+
+def _steps(lines: Iterable[Line]) -> Iterator[Line]:
+    return (line for line in lines if line.step > 0)
