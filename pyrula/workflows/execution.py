@@ -71,7 +71,7 @@ class Execution(Run):
             raise
         except BaseException as error:
             self.drive = None
-            if isinstance(error, asyncio.CancelledError) and drive.was_cancelled():
+            if isinstance(error, asyncio.CancelledError) and drive.was_cancelled(error):
                 self.stop("cut")
                 if self.crew is not None:
                     await self._crew_gone()
@@ -85,20 +85,20 @@ class Execution(Run):
 
     async def _with_crew(self, body: Coroutine[Any, Any, Any], variables: Variables) -> Outcome:
         """The body as a task of its own from the start."""
-        crew = Crew(self)
-        crew.start(body, variables, self._root_ended)
+        Crew(self).start(self._as_root(body), body, variables)
         if self.on_suspend is not None:
             self.on_suspend()
         await self._crew_gone()
         return self._stopped()
 
-    def _root_ended(self, task: "asyncio.Task[Any]") -> None:
-        if task.cancelled():
-            self._raised(asyncio.CancelledError("the body was cancelled"))
-        elif (error := task.exception()) is not None:
+    async def _as_root(self, body: Coroutine[Any, Any, Any]) -> None:
+        # The run is over in the very turn in which its body ends: nothing is delivered, nothing asked for after it.
+        try:
+            self._returned(await body)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever the body raised is its outcome
             self._raised(error)
-        else:
-            self._returned(task.result())
 
     async def _crew_gone(self) -> None:
         """Until the run's tasks have ended or been left behind. A cancellation cuts the run and is raised after it."""
@@ -199,15 +199,25 @@ def _first(error: BaseException, kind: type[BaseException]) -> BaseException | N
 
 
 def _rows_to_drop(journal: Journal, failure: BaseException) -> set[int]:
-    """From the entry of the step error that made the run fail on, and what was noted of that step before."""
+    """From the entry of the step error that made the run fail on. What waited then gets new attempts and time-outs."""
     rows = journal.entries()
+    end = _end_of_kept(rows, failure)
+    delivered = {entry.op for index, entry in rows if index < end and entry.clock is not None}
+    dropped = set()
+    for index, entry in rows:
+        fresh = entry.kind == "attempt" or (entry.kind == "deadline" and entry.opkind == "timeout")
+        if index >= end or (fresh and entry.op and entry.op not in delivered):
+            dropped.add(index)
+    return dropped
+
+
+def _end_of_kept(rows: list[tuple[int, Entry]], failure: BaseException) -> int:
     for error in _chain(failure):
-        if not isinstance(error, (StepError, SerializationError)):
-            continue
-        for index, entry in reversed(rows):
-            if entry.kind == "error" and entry.opkind == "step" and _same(error, entry):
-                return {at for at, row in rows if at >= index or (row.kind == "attempt" and row.op == entry.op)}
-    return set()
+        if isinstance(error, (StepError, SerializationError)):
+            for index, entry in reversed(rows):
+                if entry.kind == "error" and entry.opkind == "step" and _same(error, entry):
+                    return index
+    return rows[-1][0] + 1 if rows else 0
 
 
 def _same(error: StepError | SerializationError, entry: Entry) -> bool:

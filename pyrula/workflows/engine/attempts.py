@@ -72,8 +72,11 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
             try:
                 data, decoded = codec.encode(value, f"step `{definition.name}`")
             except SerializationError as error:
-                return "error", dumps({"serialization": _clean(str(error), _MESSAGE_LIMIT)}), error
-            return "value", data, decoded
+                text = _clean(str(error), _MESSAGE_LIMIT)
+                refused = SerializationError(text)
+            else:
+                return "value", data, decoded
+            return "error", dumps({"serialization": text}), refused
         now = run.clock.now().timestamp()
         delay = definition.retry.delay_for(failure, number, random())
         if started is not None and definition.total_timeout is not None:

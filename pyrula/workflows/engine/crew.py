@@ -86,13 +86,14 @@ class Crew:
         crew._elsewhere[0] = crew.root
         if drive is not None:
             drive.mark()
+        if run.stopped is not None:
+            crew.teardown.begin()
         return crew
 
-    def start(self, body: Coroutine[Any, Any, Any], variables: Context, on_end: Callable[[RunTask], None]) -> None:
-        """Start the body in a task of its own."""
-        task = RunTask(body, self, self.root, loop=self.loop, context=variables, name=f"run {self.run.run_id}")
-        task.add_done_callback(on_end, context=self._settler.context)
-        self._enter(task)
+    def start(self, root: Coroutine[Any, Any, None], body: Coroutine[Any, Any, Any], variables: Context) -> None:
+        """Start `root`, which awaits the body, as a task of its own."""
+        self._enter(RunTask(root, self, self.root, loop=self.loop, context=variables, name=self.run.run_id))
+        self.root.coro = body
 
     def make_task(self, coro: Any, **options: Any) -> RunTask:
         """A task that the body makes."""
@@ -132,7 +133,7 @@ class Crew:
         place = self._place_of(asyncio.current_task())
         if place is None:
             raise PyrulaError(
-                f"run {self.run.run_id}: an operation on ctx was asked for by a task that isn't of the run; await it in "
+                f"run {self.run.run_id}: an operation on ctx was asked for by a task that is not its own; await it in "
                 "the body or in tasks that the body starts"
             )
         return place
@@ -221,9 +222,7 @@ class Crew:
 
     def on_settled(self) -> bool:
         """Deliver one thing, or go live, or find out that nothing is to be delivered. True to be asked again."""
-        root = self.root.task
-        # A body that has returned looks settled before its done-callback ran.
-        if self.run.stopped is not None or root is None or root.done():
+        if self.run.stopped is not None:
             return False
         self._patience.on_settled()
         if self.live:

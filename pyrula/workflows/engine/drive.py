@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pyrula.workflows.engine.leftovers import abandon
 from pyrula.workflows.engine.run import RUN, Run
+from pyrula.workflows.engine.settler import settler_of
 
 __all__ = ["Drive", "GivenUp"]
 
@@ -36,25 +37,31 @@ class Drive:
         "_rounds",
         "_run",
         "_sent",
+        "_thrown",
         "_timer",
         "_variables",
         "task",
+        "trusted",
     )
 
     def __init__(self, run: Run, body: Coroutine[Any, Any, Any], variables: Context) -> None:
         task = asyncio.current_task()
         assert task is not None
+        self._loop = asyncio.get_running_loop()
+        settler = settler_of(self._loop)
+        self.trusted = self._loop.get_task_factory() is settler.factory
+        run.straight = run.straight and self.trusted
         self._run = run
         self._body = body
         self._variables = variables
         self.task = task
-        self._loop = asyncio.get_running_loop()
         self._base = task.cancelling()
         self._own = 0
         self._sent = 0
         self._rounds = 0
         self._given_up = False
         self._marked = False
+        self._thrown: BaseException | None = None
         self._timer: asyncio.Handle | None = None
 
     @coroutine
@@ -79,6 +86,7 @@ class Drive:
                         self._sent -= 1
                         task.uncancel()
                     before = cancelling()
+                    self._thrown = error
                     yielded = enter(throw, error)
                 else:
                     if self._given_up:
@@ -101,9 +109,17 @@ class Drive:
                 variables.run(RUN.set, self._run)
                 self._marked = True
 
-    def was_cancelled(self) -> bool:
-        """After the end: whether the caller's task was cancelled by somebody else than the body and the cut."""
-        return self.task.cancelling() > self._base + self._own
+    def was_cancelled(self, error: asyncio.CancelledError) -> bool:
+        """Whether the error that the body ended with came from its caller being cancelled, not from itself or the cut.
+
+        The count alone doesn't tell: up to Python 3.12 a TaskGroup whose child fails leaves it one too high.
+        """
+        if self.task.cancelling() <= self._base + self._own:
+            return False
+        one: BaseException | None = error
+        while one is not None and one is not self._thrown:
+            one = one.__context__
+        return one is not None
 
     def cut(self) -> None:
         """Starts getting rid of the body. Not from within the body itself: it is seen to when it next suspends."""

@@ -24,7 +24,8 @@ def install(loop: asyncio.AbstractEventLoop) -> None:
     """
     if loop not in settlers:
         settler = Settler(loop)
-        loop.set_task_factory(_Factory(loop.get_task_factory()))
+        settler.factory = _Factory(loop.get_task_factory())
+        loop.set_task_factory(settler.factory)
         loop.call_at = _Timers(loop.call_at)  # type: ignore[assignment, method-assign]
         settlers[loop] = settler
 

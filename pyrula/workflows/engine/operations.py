@@ -65,6 +65,7 @@ class CrewOperation(Operation):
             self.promise.set_result(answer)
         else:
             self.promise.set_exception(answer)
+            self.promise.exception()  # counts as retrieved, also if the task is cancelled before it wakes
 
 
 class StepOperation(CrewOperation):
@@ -94,7 +95,7 @@ class StepOperation(CrewOperation):
             return
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - not the step's own: those are answers
+        except Exception as error:  # noqa: BLE001 - not the step's own: those are answers
             crew.on_broken(error)
         else:
             crew.on_completed(self, *answer)

@@ -73,6 +73,7 @@ class DriveLike(Protocol):
     """What drives a suspended body in its caller's task."""
 
     task: "asyncio.Task[Any]"
+    trusted: bool
 
     def cut(self) -> None:
         """The run was stopped: get rid of the body."""
@@ -275,7 +276,7 @@ class Run:
                 self.alarms = still_armed(self.alarms)
                 if self.alarms:
                     raise under_alarm(self)
-            self.straight = True
+            self.straight = self.drive is None or self.drive.trusted
         if self.crew is None and self.drive is not None and asyncio.current_task() is not self.drive.task:
             raise PyrulaError(
                 f"run {self.run_id}: an operation on ctx was asked for by a task that Pyrula didn't make, so it has no "

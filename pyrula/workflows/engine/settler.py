@@ -29,9 +29,9 @@ class Watched(Protocol):
 
 
 class Settler:
-    """Call `want` to be told once when settled. `context` is the engine's own: no run is set in it."""
+    """Call `want` to be told once when settled. `context` is the engine's own; `factory` makes the loop's tasks."""
 
-    __slots__ = ("__weakref__", "_loop", "_ready", "_scheduled", "_wanted", "context")
+    __slots__ = ("__weakref__", "_loop", "_ready", "_scheduled", "_wanted", "context", "factory")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         ready = getattr(loop, "_ready", None)
@@ -45,6 +45,7 @@ class Settler:
         self._wanted: dict[Watched, None] = {}
         self._scheduled = False
         self.context = Context()
+        self.factory: Any = None
 
     def want(self, watched: Watched) -> None:
         """Ask `watched` when its run is settled, from the next turn on."""

@@ -45,16 +45,22 @@ class Teardown:
             self._round()
 
     def on_new(self, task: "asyncio.Task[Any]") -> None:
-        """A task was made while it is under way, or after it."""
-        task.cancel()
+        """A task was made: while it is under way it has until the next round, like the others."""
+        if self.gone:
+            task.cancel()
 
     def on_end(self) -> None:
-        """A task has ended."""
-        if self.begun and not self.gone and not self._crew.tasks and not self._crew.executing:
+        """A task has ended, or the body in its caller's task."""
+        if self.begun and not self.gone and not self._alive():
             self._finish()
+
+    def _alive(self) -> bool:
+        crew = self._crew
+        return bool(crew.tasks or crew.executing or crew.run.drive is not None)
 
     async def wait(self) -> None:
         """Until `gone`."""
+        self.on_end()
         if not self.gone:
             waiter: asyncio.Future[None] = self._crew.loop.create_future()
             self._waiters.append(waiter)
@@ -62,15 +68,17 @@ class Teardown:
 
     def _round(self) -> None:
         crew = self._crew
-        if not crew.tasks and not crew.executing:
+        if not self._alive():
             self._finish()
             return
         if self._rounds == ROUNDS:
             self._leave_behind([*crew.tasks.values(), *crew.executing])
             return
         self._rounds += 1
+        present = asyncio.current_task()  # the body at its end, or one that asked for what it mustn't
         for task in sorted(crew.tasks.values(), key=lambda task: -task.place.serial):
-            task.cancel()
+            if task is not present or self._rounds > 1:
+                task.cancel()
         if self._rounds > 1:  # in the first one an operation is given up by its task, which cancels it
             for task in list(crew.executing):
                 task.cancel()
