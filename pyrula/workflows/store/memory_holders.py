@@ -53,7 +53,6 @@ class MemoryRunHolder:
         while len(runs) < n and (taken := board.ready.take(classes)) is not None:
             chain = board.chains[taken[0]]
             chain.version = chain.version or stamps[chain.name]
-            chain.error = None
             runs.append(self._hold(chain, worker))
         await asyncio.sleep(0)
         return Claims(tuple(runs), board.next_due())

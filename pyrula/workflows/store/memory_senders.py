@@ -184,16 +184,11 @@ class MemoryRunSender:
 
     async def status(self, run_id: str) -> RunStatus:
         await asyncio.sleep(0)
-        return self._present(run_id).status
-
-    def _present(self, run_id: str) -> Chain:
-        chain = self._board.find(run_id)
-        self._board.fire()
-        return chain
+        return self._board.find(run_id).status
 
     async def result(self, run_id: str) -> Result | None:
         await asyncio.sleep(0)
-        chain = self._present(run_id)
+        chain = self._board.find(run_id)
         return Result(chain.run_id, chain.status, chain.value, chain.error) if chain.finished else None
 
     async def read_update(self, run_id: str, update_id: str) -> Applied | None:
@@ -203,7 +198,7 @@ class MemoryRunSender:
 
     async def detail(self, run_id: str) -> RunDetail:
         await asyncio.sleep(0)
-        chain = self._present(run_id)
+        chain = self._board.find(run_id)
         return RunDetail(
             run_id=chain.run_id,
             status=chain.status,
@@ -223,7 +218,7 @@ class MemoryRunSender:
             deaths=chain.deaths,
             cancel_requested=chain.cancel,
             value=chain.value,
-            error=chain.error,
+            error=chain.error if chain.finished or chain.status is RunStatus.PAUSED else None,
         )
 
     async def events(self, run_id: str) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""ValkeyStore: sources' journals on one Valkey or Redis server.
+"""ValkeyStore: sources' journals on one Valkey or Redis server. What is about submitted runs is in the run_ modules.
 
 Puts requests together and takes replies apart. What a script does is in ``lua/``, when a request is sent again in
 session.py and appender.py, what an error means in link.py.
@@ -17,6 +17,10 @@ from pyrula.workflows.store.valkey.address import Address
 from pyrula.workflows.store.valkey.appender import Appender, lost
 from pyrula.workflows.store.valkey.checks import check_server, parse_info
 from pyrula.workflows.store.valkey.link import Link, Meaning, meaning
+from pyrula.workflows.store.valkey.run_claims import Claimer
+from pyrula.workflows.store.valkey.run_holders import ValkeyRunHolder
+from pyrula.workflows.store.valkey.run_link import RunLink
+from pyrula.workflows.store.valkey.run_schedules import ValkeySchedules
 from pyrula.workflows.store.valkey.scripts import script
 from pyrula.workflows.store.valkey.session import Session
 
@@ -29,8 +33,8 @@ _PAGE_ROWS = b"1000"
 _PAGE_BUCKETS = 8
 
 
-class ValkeyStore:
-    """A SourceStore on Valkey >= 7.2 or Redis >= 7.2.
+class ValkeyStore(ValkeyRunHolder, ValkeySchedules):
+    """A SourceStore and RunStore on Valkey >= 7.2 or Redis >= 7.2.
 
     A request is given ``timeout`` seconds, and sent again for ``retry_for`` seconds before StoreUnavailable. With TLS,
     options such as ``ssl_ca_certs`` stand in the URL's query.
@@ -63,6 +67,9 @@ class ValkeyStore:
         link = Link(self._address, self.timeout)
         self._appender = Appender(link, self._process, self._keys, TTL_SECONDS, self.retry_for)
         self._warned = False
+        self._runs = RunLink(self._address, self.namespace, shards, self.timeout, self.retry_for)
+        self._claimer = Claimer(self._runs)
+        self._strays = {}
 
     def __repr__(self) -> str:
         return f"ValkeyStore({self._address.text!r}, namespace={self.namespace!r})"
@@ -73,8 +80,10 @@ class ValkeyStore:
     async def open(self) -> None:
         await self._session.persist(self._check)
         await self._introduce()
+        await self._runs.open()
 
     async def close(self) -> None:
+        await self._runs.close()
         await self._session.close()
         await self._appender.close()
 

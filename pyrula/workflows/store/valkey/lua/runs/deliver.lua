@@ -1,0 +1,106 @@
+#!lua
+-- Puts a message into a run's inbox and wakes the run if it waits for that.
+--
+-- KEYS  14 the run's hash, 15 its journal, 16 its events, 17 its inbox, 18 ids of messages met, 19 when they were
+--       consumed, 20 interrupts and children, 21 for a cancel the idempotency key's entry if there is one
+-- ARGV  2, 3  id of the chain, link
+--       4..7  kind, id, name, payload of the message
+--       8     most unread messages
+--       9     retention in seconds
+--       10, 11  for a cancel: event of the request, event of the end;  for a pause: event of the pause, ''
+--       12    for a cancel: what the parent gets
+-- reply    {verdict, status, live link, '' or an update's answer, open interrupts}, verdict one of ok, dup, finished,
+--          waiting (not on this interrupt), full, missing
+--
+-- Keeps: one message of an id; one resume of an interrupt. A cancel before the first claim is the end.
+local id, link = arg(), count()
+local kind, message, name, payload = arg(), arg(), arg(), arg()
+local most, retention, event, ended, result = count(), arg(), arg(), arg(), arg()
+local hash, inbox, extras = KEYS[14], KEYS[17], KEYS[20]
+local record, live = load(id, hash)
+if not record or link > record.l then
+  return {'missing'}
+end
+local function answer(verdict, applied, open)
+  return {verdict, record.s, record.l, applied or '', open or {}}
+end
+if kind == 'cancel' then
+  if not live or record.x then
+    return answer(record.x and 'dup' or 'ok')
+  end
+  record.x = true
+  if record.e > 0 then
+    redis.call('RPUSH', KEYS[16], event)
+    put(id, record, inbox, kind, message, name, payload)
+    return answer('ok')
+  end
+  if record.s == 'queued' then
+    dequeue(id, record)
+  end
+  redis.call('RPUSH', KEYS[16], ended)
+  local keys = {}
+  for place = 14, #KEYS do
+    keys[#keys + 1] = KEYS[place]
+  end
+  terminate(id, record, keys, hash, extras, 'cancelled', 'null', '', result, retention)
+  return answer('ok')
+end
+local met = kind .. ':' .. message
+local known = redis.call('HGET', KEYS[18], met)
+if known and string.sub(known, 1, 1) == 'r' then
+  known = false
+end
+if known and (known ~= '' or kind ~= 'update' or live) then
+  return answer('dup', known)
+end
+if kind == 'resume' then
+  local open = {}
+  if live then
+    for _, field in ipairs(redis.call('HKEYS', extras)) do
+      if string.sub(field, 1, 1) == 'w' then
+        open[#open + 1] = string.sub(field, 2)
+      end
+    end
+  end
+  if name == '' and #open == 1 then
+    name = open[1]
+  elseif name == '' or not live or redis.call('HEXISTS', extras, 'w' .. name) == 0 then
+    return answer('waiting', '', open)
+  end
+elseif not live then
+  return answer('finished')
+end
+if kind == 'pause' then
+  if record.s == 'running' then
+    for _, found in ipairs((unread(inbox, record, 0))) do
+      if found[2] == 'pause' then
+        return answer('dup')
+      end
+    end
+    put(id, record, inbox, kind, message, name, payload)
+    return answer('ok')
+  end
+  if record.s == 'paused' then
+    return answer('dup')
+  end
+  if record.s == 'queued' then
+    dequeue(id, record)
+  end
+  redis.call('ZREM', TIMER, id)
+  record.s, record.p = 'paused', nil
+  redis.call('HSET', hash, 'error', payload)
+  redis.call('RPUSH', KEYS[16], event)
+  save(id, record)
+  changed(id)
+  return answer('ok')
+end
+if kind ~= 'child' and redis.call('HLEN', inbox) >= most then
+  return answer('full')
+end
+if kind == 'resume' then
+  redis.call('HDEL', extras, 'w' .. name)
+end
+redis.call('HSET', KEYS[18], met, '')
+redis.call('ZREM', KEYS[19], met)
+put(id, record, inbox, kind, message, name, payload)
+return answer('ok')

@@ -1,0 +1,47 @@
+#!lua
+-- Queues a run, unless its id or its idempotency key was there before.
+--
+-- KEYS  14 the run's hash, 15 its events, 16 its inbox, 17 ids of messages met, 18 the idempotency key's entry if any
+-- ARGV  2..4  id, class, owner
+--       5  digest of the params
+--       6  event
+--       7  version or ''
+--       8  number of further fields of the hash, then the fields
+--       then  '' or a first message: kind, id, name, payload
+-- reply    {id of the run that is there, 1 if it is this one, 1 if it was submitted with these params}
+--
+-- Keeps: one run for an idempotency key. The record has a place for gates (`gates`: what flow control stamped).
+local id, class, owner, digest, event, version = arg(), arg(), arg(), arg(), arg(), arg()
+local fields = take(2 * count())
+if KEYS[18] then
+  local entry = redis.call('GET', KEYS[18])
+  if entry then
+    local cut = string.find(entry, ' ', 1, true)
+    local found = string.sub(entry, 1, cut - 1)
+    return {found, found == id and 1 or 0, string.sub(entry, cut + 1) == digest and 1 or 0}
+  end
+end
+local before = redis.call('HGET', KEYS[14], 'digest')
+if before then
+  return {id, 1, before == digest and 1 or 0}
+end
+redis.call('HSET', KEYS[14], 'digest', digest, 'created', string.format('%.0f', now()), unpack(fields))
+if KEYS[18] then
+  redis.call('SET', KEYS[18], id .. ' ' .. digest)
+end
+redis.call('RPUSH', KEYS[15], event)
+local order = redis.call('HINCRBY', META, 'submit', 1)
+local record = {
+  s = 'new', c = class, o = owner, k = struct.pack('>BI8', 128, order), l = 1, e = 0, n = 0, a = 1, d = 0, q = 0
+}
+if version ~= '' then
+  record.v = version
+end
+local kind = arg()
+if kind ~= '' then
+  local message, name, payload = arg(), arg(), arg()
+  redis.call('HSET', KEYS[17], kind .. ':' .. message, '')
+  put(id, record, KEYS[16], kind, message, name, payload)
+end
+enqueue(id, record)
+return {id, 1, 1}

@@ -1,0 +1,152 @@
+"""Claiming on Valkey: which shards to ask for how many runs, and what a claimed run needs beside its record.
+
+Rules: a worker's visit to a shard goes on until as many runs were taken as owners sat in its rings; only then comes
+the next shard. So a tenant with much work on every shard doesn't keep the others waiting.
+"""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from pyrula.workflows.store.ids import RunId
+from pyrula.workflows.store.messages import Lease, Parent
+from pyrula.workflows.store.runs import ClaimedRun, Claims
+from pyrula.workflows.store.valkey.run_keys import class_of, worker_of
+from pyrula.workflows.store.valkey.run_link import RunLink
+from pyrula.workflows.store.valkey.run_reading import read_rows
+from pyrula.workflows.store.valkey.run_wire import read_extras, read_messages, seconds_of
+
+DEATHS_TO_ALONE = 3
+
+
+class Tour:
+    """One worker's way through the shards. Pure."""
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._at = 0
+        self._left: int | None = None
+
+    def share(self, seats: Sequence[int], n: int) -> dict[int, int]:
+        """How many runs to ask of each shard, given how many owners sit there."""
+        total = sum(seats)
+        if total == 0:
+            return {}
+        if n >= total:
+            self._left = None
+            shares = {shard: n * seats[shard] // total for shard in range(self._shards) if seats[shard]}
+            # what division leaves over goes round
+            turn = itertools.cycle(sorted(shares, key=lambda shard: (shard - self._at) % self._shards))
+            for shard in itertools.islice(turn, n - sum(shares.values())):
+                shares[shard] += 1
+            return shares
+        shares = {}
+        while n > 0:
+            if self._left is None:
+                self._left = seats[self._at]
+            taken = min(self._left, seats[self._at], n)
+            if taken:
+                shares[self._at] = shares.get(self._at, 0) + taken
+            n -= taken
+            self._left -= taken
+            if self._left <= 0 or taken == 0:
+                self._at, self._left = (self._at + 1) % self._shards, None
+        return shares
+
+
+class Claimer:
+    """Claims for the workers of one store."""
+
+    def __init__(self, runs: RunLink) -> None:
+        self._runs = runs
+        self._tours: dict[str, Tour] = {}
+        self._sequence = itertools.count(secrets.randbits(48) << 8)
+
+    def forget(self, worker: str) -> None:
+        self._tours.pop(worker, None)
+
+    async def claim(self, worker: str, served: Sequence[tuple[str, str]], n: int) -> Claims:
+        runs, tour = self._runs, self._tours.setdefault(worker, Tour(self._runs.shards))
+        stamps = dict(served)
+        unstamped = [class_of(name, None) for name in stamps]
+        classes = [*(class_of(*pair) for pair in served), *unstamped]
+        described = [part for cls in classes[: len(served)] for part in (cls, b"", b"")]
+        for cls, (name, version) in zip(unstamped, stamps.items(), strict=True):
+            described += [cls, version.encode(), class_of(name, version)]
+        if runs.shards == 1:
+            peeked, shares = [], {0: n}
+        else:
+            peeked = await asyncio.gather(*(runs.script("peek", shard, (), classes) for shard in range(runs.shards)))
+            shares = tour.share([seats for _, seats in peeked], n) if n > 0 else {}
+        replies = await asyncio.gather(
+            *(
+                runs.script(
+                    "claim",
+                    shard,
+                    (),
+                    [
+                        worker.encode(),
+                        worker_of(worker),
+                        b"%d" % next(self._sequence),
+                        b"%d" % share,
+                        b"%d" % len(classes),
+                        *described,
+                    ],
+                )
+                for shard, share in shares.items()
+            )
+        )
+        dues = [seconds_of(due) for due, _ in (*peeked, *replies) if due != b""]
+        taken = [run for _, found in replies for run in found]
+        claimed = await asyncio.gather(*(self._complete(worker, run) for run in taken))
+        return Claims(tuple(claimed), min((due for due in dues if due is not None), default=None))
+
+    async def _complete(self, worker: str, found: Sequence[Any]) -> ClaimedRun:
+        chain, link, epoch, version, attempt, deaths, doomed, retried = found
+        run = RunId.parse(chain.decode())._replace(link=link)
+        lease = Lease(str(run), worker, epoch)
+        return await read_claimed(
+            self._runs, run, lease, version.decode(), attempt, deaths, bool(doomed), bool(retried)
+        )
+
+
+async def read_claimed(
+    runs: RunLink, run: RunId, lease: Lease, version: str, attempt: int, deaths: int, doomed: bool, retried: bool
+) -> ClaimedRun:
+    """What a run's new holder gets."""
+    keys, funnel = runs.keys(run), runs.funnel
+    fields, extras, rows, (verdict, *messages) = await asyncio.gather(
+        funnel.ask(b"HMGET", keys.hash, b"name", b"params", b"owner", b"metadata", b"created", b"parent", b"wait"),
+        funnel.ask(b"HGETALL", keys.extras),
+        read_rows(runs, keys.journal),
+        runs.script(
+            "unread",
+            run.shard,
+            [keys.hash, keys.inbox],
+            [run.chain.encode(), b"%d" % run.link, lease.worker.encode(), b"%d" % lease.epoch, b"0"],
+        ),
+    )
+    name, params, owner, metadata, created, parent, wait = fields
+    interrupts, children = read_extras(extras)
+    return ClaimedRun(
+        lease=lease,
+        name=name.decode(),
+        version=version,
+        params=params,
+        rows=rows,
+        # a lease that was lost meanwhile is told at the first write
+        messages=read_messages(messages[0]) if verdict == b"ok" else (),
+        attempt=attempt,
+        owner=owner.decode(),
+        metadata=metadata,
+        created_at=int(created) / 1e6,
+        parent=None if parent is None else Parent(parent.decode(), wait.decode()),
+        deaths=deaths,
+        alone=deaths >= DEATHS_TO_ALONE,
+        doomed=doomed,
+        retried=retried,
+        interrupts=interrupts,
+        children=children,
+    )

@@ -1,0 +1,69 @@
+"""What both sides of submitted runs on Valkey share: shards, keys, one funnel for all scripts."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pyrula.workflows.errors import SerializationError
+from pyrula.workflows.model import MAX_VALUE
+from pyrula.workflows.store.ids import RunId
+from pyrula.workflows.store.refusals import RunNotFoundError
+from pyrula.workflows.store.runs import RETENTION_SECONDS
+from pyrula.workflows.store.valkey.address import Address
+from pyrula.workflows.store.valkey.ear import Ear
+from pyrula.workflows.store.valkey.funnel import Funnel
+from pyrula.workflows.store.valkey.link import Link
+from pyrula.workflows.store.valkey.run_keys import RunKeys, idempotency_key, structures
+from pyrula.workflows.store.valkey.run_scripts import run_script
+
+
+class RunLink:
+    """How the parts of a ValkeyStore reach submitted runs."""
+
+    def __init__(self, address: Address, namespace: str, shards: int, timeout: float, patience: float) -> None:
+        self.namespace = namespace
+        self.shards = shards
+        self.channel = namespace.encode()
+        self.retention = RETENTION_SECONDS
+        self.funnel = Funnel(Link(address, timeout), patience)
+        self.ear = Ear(address, timeout)
+        self._ahead = 0.0
+
+    async def open(self) -> None:
+        seconds, microseconds = await self.funnel.ask(b"TIME")
+        self.set_clock(int(seconds) + int(microseconds) / 1e6)
+
+    async def close(self) -> None:
+        await self.ear.close()
+        await self.funnel.close()
+
+    def set_clock(self, now: float) -> None:
+        self._ahead = now - time.time()
+
+    def now(self) -> float:
+        return time.time() + self._ahead
+
+    def parse(self, text: str) -> RunId:
+        run = RunId.parse(text)
+        if run.shard >= self.shards:
+            raise RunNotFoundError(text)
+        return run
+
+    def keys(self, run: RunId) -> RunKeys:
+        return RunKeys(self.namespace, run)
+
+    def script(self, name: str, shard: int, keys: Sequence[bytes], arguments: Sequence[bytes]) -> "asyncio.Future[Any]":
+        return self.funnel.run(
+            run_script(name), [*structures(self.namespace, shard), *keys], [self.channel, *arguments]
+        )
+
+    async def entry_of(self, run: RunId) -> list[bytes]:
+        """The key of the run's idempotency entry, if it has one."""
+        entry = await self.funnel.ask(b"HGET", self.keys(run).hash, b"entry")
+        return [idempotency_key(self.namespace, run.shard, entry.decode())] if entry else []
+
+
+def check_size(what: str, data: bytes) -> None:
+    if len(data) > MAX_VALUE:
+        raise SerializationError(f"{what} has {len(data)} bytes, over the limit of {MAX_VALUE}")
