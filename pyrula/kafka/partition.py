@@ -240,6 +240,10 @@ class Partition:
     def pruned(self, below: int) -> None:
         """The store dropped what it held under `below`."""
         self.pruned_below = below
+        if self._highest is not None and self._highest.offset < below:
+            # The last bucket may be full of rows that are no longer needed, and no more records are read to pass it.
+            self._journal_bytes.clear()
+            self._live_bytes = 0
         for bucket in [bucket for bucket in self._journal_bytes if (bucket + 1) << 10 <= below]:
             self._live_bytes -= self._journal_bytes.pop(bucket)
         self.check_bounds()
