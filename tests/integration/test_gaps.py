@@ -12,13 +12,16 @@ from tests.integration.rig import Rig
 from tests.services.topics import COMPACTED, Message
 
 seen: list[int] = []
-release = asyncio.Event()
+results: list[tuple[int, list[int]]] = []
+release: asyncio.Event
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
+    global release
+    release = asyncio.Event()  # it belongs to the test's loop
     seen.clear()
-    release.clear()
+    results.clear()
 
 
 @workflow(name="gaps.note")
@@ -112,9 +115,6 @@ async def double(number: int) -> int:
     return number * 2
 
 
-results: list[tuple[int, list[int]]] = []
-
-
 @workflow(name="gaps.steps")
 async def steps(ctx: Context, record: Record[int]) -> None:
     doubled = [await ctx.step(double, record.value + number) for number in (0, 1000, 2000)]
@@ -131,13 +131,13 @@ def doubled(values: range) -> list[tuple[int, list[int]]]:
 async def test_a_topic_made_again_meets_nothing_of_the_old_one(
     rig: Rig, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
-    results.clear()
     await rig.create()
     await rig.produce(b"%d" % n for n in range(100))
     binding = rig.binding(steps)
     async with rig.running(binding):
         await rig.until(lambda: len(results) == 50, "half of the records to complete")
         await rig.until_committed(30)
+        assert await rig.offset() == 30
     results.clear()
     await asyncio.to_thread(rig.topics.delete, rig.topic)
     await asyncio.to_thread(rig.topics.create, rig.topic)
@@ -163,6 +163,7 @@ async def test_offsets_that_outlived_their_topic(rig: Rig, caplog: pytest.LogCap
     await rig.produce(b"%d" % n for n in range(100_000, 100_000 + count))
     await asyncio.to_thread(rig.topics.commit, rig.group, rig.topic, outlived)
     async with rig.running(binding):
+        await rig.until(lambda: len(results) == count, "the new records to complete")
         await rig.until_drained()
     assert sorted(results) == doubled(range(100_000, 100_000 + count))
     assert "made again" in caplog.text
@@ -171,7 +172,6 @@ async def test_offsets_that_outlived_their_topic(rig: Rig, caplog: pytest.LogCap
 @pytest.mark.parametrize("count", [40, 100, 250])
 async def test_a_topic_made_again_under_a_running_worker(rig: Rig, count: int) -> None:
     """What was in progress ends only when the new topic is there already: its offsets are not the new topic's."""
-    results.clear()
 
     async def offsets_are_gone() -> bool:
         return not await rig.committed()
@@ -181,6 +181,7 @@ async def test_a_topic_made_again_under_a_running_worker(rig: Rig, count: int) -
     async with rig.running(rig.binding(steps), drain_timeout=10.0, metadata_max_age=1.0) as running:
         await rig.until(lambda: len(results) == 50, "half of the records to complete")
         await rig.until_committed(30)
+        assert await rig.offset() == 30
         results.clear()
         await asyncio.to_thread(rig.topics.delete, rig.topic)
         await rig.until(lambda: running.worker.stats()[0].partitions == 0, "the worker to notice and drain")

@@ -1,0 +1,165 @@
+"""What a worker holds in memory stays bounded, and one partition's records don't take what the others need."""
+
+import asyncio
+import textwrap
+
+import pytest
+
+from pyrula.workflows import Context, step, workflow
+from tests.integration.rig import Rig
+from tests.services.process import WorkerProcess
+from tests.services.topics import Message
+from tests.services.waiting import wait_until
+
+MIB = 1 << 20
+BUFFER = 32 * MIB
+# Beside the buffer: a fetch on its way, what the allocator keeps, 64 suspended bodies.
+OVERHEAD = 32 * MIB
+# So that a fetch brings a part of a topic, however small its records are.
+IN_SMALL_BATCHES = {"batch.num.messages": 5}
+
+BLOCKING = textwrap.dedent("""
+    import asyncio, logging, sys
+    from pyrula.kafka import Binding, KafkaOptions, KafkaWorker
+    from pyrula.workflows import Context, ValkeyStore, workflow
+
+    kafka, valkey, namespace, topic, group, buffer = sys.argv[1:]
+
+    @workflow(name="memory.blocking")
+    async def blocking(ctx: Context, value: dict) -> None:
+        await asyncio.Event().wait()
+
+    async def main():
+        logging.basicConfig(level=logging.WARNING)
+        worker = KafkaWorker(
+            [Binding(blocking, topic=topic, group=group)],
+            store=ValkeyStore(valkey, namespace=namespace),
+            kafka=KafkaOptions(bootstrap_servers=kafka, buffer_bytes=int(buffer), session_timeout=10, drain_timeout=0),
+        )
+        task = asyncio.create_task(worker.run())
+        while worker.stats() == [] or worker.stats()[0].partitions < 6:
+            await asyncio.sleep(0.05)
+        while True:
+            (stats,) = worker.stats()
+            print("held", stats.buffered, stats.in_flight)
+            await asyncio.sleep(0.2)
+
+    asyncio.run(main())
+""")
+
+
+@pytest.mark.parametrize(("count", "size"), [(2_000, 500_000), (300_000, 200)], ids=["large", "small"])
+def test_a_backlog_is_not_read_into_memory(
+    kafka: str, valkey: str, topic_prefix: str, namespace: str, count: int, size: int
+) -> None:
+    rig = Rig(kafka, valkey, topic_prefix, namespace)
+    rig.topics.create(rig.topic, partitions=6)
+    value = b'{"text": "%s"}' % (b"x" * (size - 12))
+    program = WorkerProcess(BLOCKING, kafka, valkey, namespace, rig.topic, rig.group, str(BUFFER))
+    try:
+        with program as worker:
+            worker.wait_for_line("^held 0 0$", timeout=60)
+            before = peak = worker.rss_bytes
+            held = 0
+            for part in range(10):
+                messages = (Message(None, value, partition=n % 6) for n in range(count // 10))
+                rig.topics.produce(rig.topic, messages, **{"message.max.bytes": 2_000_000})
+                peak = max(peak, worker.rss_bytes)
+                held = part
+
+            def settled() -> bool:
+                nonlocal peak, held
+                peak = max(peak, worker.rss_bytes)
+                last = [line for line in worker.lines if line.startswith("held ")][-15:]
+                held = int(last[-1].split()[1])
+                return len(last) == 15 and len(set(last)) == 1 and held > 0
+
+            wait_until(settled, description="the worker to read no more", timeout=60, interval=0.1)
+    finally:
+        rig.topics.delete(rig.topic)
+    grown = peak - before
+    print(
+        f"{count:,} x {size:,} bytes: {held:,} records held, RSS {before / MIB:.0f} -> {peak / MIB:.0f} MiB, "
+        f"grown by {grown / MIB:.0f} of at most {(2 * BUFFER + OVERHEAD) / MIB:.0f} MiB"
+    )
+    assert held * size < BUFFER + 12 * MIB
+    assert grown < 2 * BUFFER + OVERHEAD
+
+
+gate: asyncio.Event
+done: list[tuple[int, int]] = []
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    global gate
+    gate = asyncio.Event()  # it belongs to the test's loop
+    done.clear()
+
+
+@workflow(name="memory.gated")
+async def gated(ctx: Context, value: bytes) -> None:
+    if value == b"block":
+        await gate.wait()
+    assert ctx.record is not None
+    done.append((ctx.record.partition, ctx.record.offset))
+
+
+@pytest.mark.parametrize("ordering", ["unordered", "key", "partition"])
+async def test_a_stuck_partition_does_not_starve_the_others(rig: Rig, ordering: str) -> None:
+    await rig.create(partitions=6)
+    await rig.produce(Message(None, b"block", partition=0) for _ in range(20_000))
+    await rig.produce(Message(b"k%d" % (n % 7), b"go", partition=n % 5 + 1) for n in range(5_000))
+    async with rig.running(rig.binding(gated, max_concurrency=12, ordering=ordering)) as running:
+        for partition in range(1, 6):
+            await rig.until_committed(1_000, partition)
+        (stats,) = running.worker.stats()
+        # What is left to it beside the reserves of the others: half an equal share each.
+        assert stats.in_flight == {"unordered": 7, "key": 7, "partition": 1}[ordering]
+        assert await rig.offset(0) == 0
+        gate.set()
+        await rig.until_drained()
+    assert len(done) == 25_000
+
+
+async def test_the_window_holds_behind_an_unfinished_record_and_says_which(rig: Rig) -> None:
+    await rig.create()
+    await rig.produce([b"block", *[b"go"] * 5_000], **IN_SMALL_BATCHES)
+    async with rig.running(rig.binding(gated), window_offsets=1_000, max_partition_fetch_bytes=2_000) as running:
+        await rig.until(lambda: len(done) >= 999, "the window to be full")
+        await rig.until(lambda: "record 0 is unfinished" in running.reasons, "health to name the record")
+        assert running.health.state == "degraded"
+        assert len(done) < 4_000
+        gate.set()
+        await rig.until_drained()
+        assert running.health.state == "healthy"
+    assert len(done) == 5_001
+
+
+@step
+async def bulky(number: int) -> str:
+    return "x" * 4_000
+
+
+@workflow(name="memory.journaling")
+async def journaling(ctx: Context, n: int) -> None:
+    await ctx.step(bulky, n)
+    if n == 0:
+        await gate.wait()
+    done.append((0, n))
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+async def test_a_full_journal_opens_the_window_again_when_it_is_done(rig: Rig, blocked: bool) -> None:
+    """The journal of a thousand records is as large as the window many times over."""
+    await rig.create()
+    await rig.produce((b"%d" % n for n in range(0 if blocked else 1, 1_000)), **IN_SMALL_BATCHES)
+    async with rig.running(
+        rig.binding(journaling), window_bytes=100_000, buffer_records=40, max_partition_fetch_bytes=500
+    ) as running:
+        if blocked:
+            await rig.until(lambda: "record 0 is unfinished" in running.reasons, "health to name the record")
+            assert len(done) < 1_000
+            gate.set()
+        await rig.until_drained()
+    assert len(done) == (1_000 if blocked else 999)
