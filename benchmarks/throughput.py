@@ -2,7 +2,8 @@
 
 The worker has one core to itself, Kafka and Valkey the other. What counts is the ratio: machines differ, and one
 machine differs from minute to minute, so the contenders take turns and every round has a bare loop of its own.
-The topic is filled beforehand; a rate is measured over some seconds after a warm-up.
+The topic is filled beforehand; a rate is measured over some seconds after a warm-up. Beside each rate stands that per
+second of the contender's own processor time, which doesn't suffer from whatever else uses the core.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +68,26 @@ def record(number: int) -> bytes:
     return text[:-2] + b"x" * (SIZE - len(text)) + b'"}'
 
 
-async def bare(bootstrap: str, topic: str) -> float:
+class Span:
+    """Rate from its making to `end`, per second and per second of processor time."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._clock, self.begun = count, time.process_time(), time.monotonic()
+
+    def end(self, count: int) -> tuple[float, float]:
+        done = count - self._count
+        return done / (time.monotonic() - self.begun), done / (time.process_time() - self._clock)
+
+
+async def bare(bootstrap: str, topic: str) -> tuple[float, float]:
     """What the client can do at most: fetch, decode, commit once a second."""
     consumer = AIOKafkaConsumer(
         topic, bootstrap_servers=bootstrap, group_id=uuid.uuid4().hex, auto_offset_reset="earliest",
         enable_auto_commit=False,
     )  # fmt: skip
     await consumer.start()
-    seen, begun, counted, committed = 0, 0.0, 0, time.monotonic()
+    seen, begun, committed = 0, 0.0, time.monotonic()
+    span: Span | None = None
     try:
         while True:
             for messages in (await consumer.getmany(timeout_ms=200, max_records=2_000)).values():
@@ -86,15 +100,15 @@ async def bare(bootstrap: str, topic: str) -> float:
             if now - committed > 1:
                 committed = now
                 await consumer.commit()
-            if begun and not counted and now - begun > WARM_UP:
-                counted, begun = seen, now
-            elif counted and now - begun > SPAN:
-                return (seen - counted) / (now - begun)
+            if begun and span is None and now - begun > WARM_UP:
+                span = Span(seen)
+            elif span is not None and now - span.begun > SPAN:
+                return span.end(seen)
     finally:
         await consumer.stop()
 
 
-async def worker(bootstrap: str, topic: str, valkey: str, body: str, concurrency: int) -> float:
+async def worker(bootstrap: str, topic: str, valkey: str, body: str, concurrency: int) -> tuple[float, float]:
     """The same through a KafkaWorker in key order."""
     store = MemoryStore() if body in ("empty", "await 10 ms") else ValkeyStore(valkey, namespace=uuid.uuid4().hex[:8])
     running = KafkaWorker(
@@ -115,30 +129,31 @@ async def worker(bootstrap: str, topic: str, valkey: str, body: str, concurrency
     begun = time.monotonic()
     while time.monotonic() - begun < WARM_UP:
         await completed()
-    counted, begun = await completed(), time.monotonic()
-    while time.monotonic() - begun < SPAN:
+    span = Span(await completed())
+    while time.monotonic() - span.begun < SPAN:
         await completed()
-    rate = (await completed() - counted) / (time.monotonic() - begun)
+    rates = span.end(await completed())
     running.stop()
     await task
-    return rate
+    return rates
 
 
 def child(contender: str, bootstrap: str, topic: str, valkey: str, concurrency: int) -> None:
     os.sched_setaffinity(0, {0})
     if contender == "bare":
-        rate = asyncio.run(bare(bootstrap, topic))
+        rates = asyncio.run(bare(bootstrap, topic))
     else:
-        rate = asyncio.run(worker(bootstrap, topic, valkey, contender, concurrency))
-    print(rate)
+        rates = asyncio.run(worker(bootstrap, topic, valkey, contender, concurrency))
+    print(*rates)
 
 
-def measure(contender: str, *arguments: str) -> float:
+def measure(contender: str, *arguments: str) -> tuple[float, float]:
     command = [sys.executable, "-m", "benchmarks.throughput", "--child", contender, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         raise SystemExit(f"{contender}: {done.stderr[-2000:]}")
-    return float(done.stdout.split()[-1])
+    rate, per_cpu_second = done.stdout.split()[-2:]
+    return float(rate), float(per_cpu_second)
 
 
 def main() -> None:
@@ -165,17 +180,26 @@ def main() -> None:
         for pid in (kafka.pid, valkey.pid):
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), {1})
-        rates: dict[str, list[float]] = {contender: [] for contender in ("bare", *options.only)}
+        rates: dict[str, list[tuple[float, float]]] = {contender: [] for contender in ("bare", *options.only)}
         for _ in range(options.rounds):
             for contender in rates:
                 rates[contender].append(
                     measure(contender, kafka.bootstrap, topic, valkey.url, str(options.concurrency))
                 )
-    print(f"\n{'':14}{'records/s (min to max)':>34}{'of the bare loop':>20}")
+    print(f"\n{'':14}{'records/s (min to max)':>34}{'of the bare loop':>18}{'per CPU s':>12}{'of the bare loop':>18}")
     for contender, found in rates.items():
-        ratio = statistics.median(mine / base for mine, base in zip(found, rates["bare"], strict=True))
-        spread = f"{statistics.median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f})"
-        print(f"{contender:14}{spread:>34}{ratio:>20.3f}")
+        walls, cpus = zip(*found, strict=True)
+        base_walls, base_cpus = zip(*rates["bare"], strict=True)
+        spread = f"{statistics.median(walls):,.0f} ({min(walls):,.0f} to {max(walls):,.0f})"
+        print(
+            f"{contender:14}{spread:>34}{ratio(walls, base_walls):>18.3f}"
+            f"{statistics.median(cpus):>12,.0f}{ratio(cpus, base_cpus):>18.3f}"
+        )
+
+
+def ratio(mine: Sequence[float], base: Sequence[float]) -> float:
+    """The median of the rounds' ratios: a round's contenders ran one after the other."""
+    return statistics.median(one / other for one, other in zip(mine, base, strict=True))
 
 
 if __name__ == "__main__":
