@@ -1,0 +1,103 @@
+"""How a worker ends: drained if it can be, cut if it must be, always in time; and what is left for the next one."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.guarantees.members import Members
+from tests.guarantees.observers import done, repeated_steps
+from tests.services.kafka import KafkaServer
+from tests.services.waiting import wait_until
+
+NewGroup = Callable[..., Members]
+
+# A process ends within drain_timeout and this.
+IN_TIME = 10.0
+
+
+def test_sigterm_drains(new_group: NewGroup) -> None:
+    with new_group(partitions=2) as group:
+        group.produce(40, keys=40)
+        worker = group.start("step", 2, binding={"max_concurrency": 10})
+        group.wait_for("start", count=20)
+        worker.terminate()
+        assert worker.wait() == 0, worker.tail()
+        lines = group.lines
+        # What ran ended, nothing more was started, and all of it is committed.
+        ended = {record for record, times in done(lines).items() if times}
+        assert ended == {(line.partition, line.offset) for line in lines if line.what == "begin"}
+        assert 10 <= len(ended) < 40
+        assert sum(group.committed().values()) == len(ended)
+        assert group.topics.members(group.topic) == 0
+
+
+@pytest.mark.parametrize("body", ["plain", "in try", "step", "in thread", "swallowing", "in own thread"])
+def test_a_body_longer_than_the_drain_is_cut_and_goes_on_later(new_group: NewGroup, body: str) -> None:
+    with new_group(partitions=1) as group:
+        group.produce(1)
+        group.produce(1)
+        options = {"drain_timeout": 1}
+        worker = group.start(body, 60, options=options)
+        group.wait_for("end", count=2)
+        wait_until(group.committed, description="the confirming commit")
+        told = time.monotonic()
+        worker.terminate()
+        status = worker.wait()
+        assert time.monotonic() - told < 1 + IN_TIME + 2
+        # A thread of the body's own is joined by the interpreter, which is what the deadline is for.
+        assert status == (128 + signal.SIGTERM if body == "in own thread" else 0), worker.tail()
+        assert group.committed() == {0: 0}
+        assert group.topics.read(group.letters) == []
+        assert not [line for line in worker.lines if "Traceback" in line], worker.tail()
+        group.start(body, 0, options=options)
+        group.wait_drained()
+        lines = group.lines
+        assert [line.what for line in lines if line.what.startswith("done")] == ["done/1", "done/1"]
+        assert not [line for line in lines if line.what == "handled"]
+        # The step before the cut was journaled, the one that was cut ran again.
+        assert all(step == 2 for _, step in repeated_steps(lines))
+        assert group.topics.read(group.letters) == []
+
+
+def test_the_second_sigterm_ends_at_once(new_group: NewGroup) -> None:
+    with new_group(partitions=1) as group:
+        group.produce(1)
+        worker = group.start("plain", 60, options={"drain_timeout": 30})
+        group.wait_for("end")
+        worker.terminate()
+        worker.wait_for_line("SIGTERM")
+        told = time.monotonic()
+        worker.terminate()
+        assert worker.wait() == 128 + signal.SIGTERM
+        assert time.monotonic() - told < 5
+
+
+def test_sigterm_ends_a_worker_of_a_frozen_broker(
+    valkey: str, topic_prefix: str, namespace: str, tmp_path: Path
+) -> None:
+    with (
+        KafkaServer() as broker,
+        Members(broker.bootstrap, valkey, topic_prefix, namespace, tmp_path / "steps.txt", partitions=2) as group,
+    ):
+        group.produce(10, keys=10)
+        options = {"drain_timeout": 1, "session_timeout": 6}
+        worker = group.start("step", 0.5, options=options, binding={"max_concurrency": 2})
+        group.wait_for("start", count=4)
+        os.kill(broker.pid, signal.SIGSTOP)
+        told = time.monotonic()
+        worker.terminate()
+        worker.wait(timeout=30)
+        took = time.monotonic() - told
+        os.kill(broker.pid, signal.SIGCONT)
+        assert took < 1 + IN_TIME + 2, worker.tail()
+        # What it could not commit is done again, from the journal. A broker that wakes needs a moment.
+        group.start("step", 0, options=options)
+        group.wait_for("done", count=10)
+        group.wait_drained()
+        lines = group.lines
+        assert set(done(lines)) == group.records
+        assert repeated_steps(lines) == {}
