@@ -77,6 +77,7 @@ class LettingGo:
             partition.lanes.ready.clear()
             if not self._client.lists(partition.tp):
                 self._forsake(assignment, partition)
+        self._client.standing.wake()
         try:
             await self._drain(assignment, partitions)
             self._cut(partitions)
@@ -85,6 +86,7 @@ class LettingGo:
         finally:
             for partition in partitions:
                 partition.close()
+            self._client.standing.wake()
 
     def _forsake(self, assignment: Assignment, partition: Partition) -> None:
         """The topic is gone. It may be made again while we drain, and a commit would skip records of the new one."""

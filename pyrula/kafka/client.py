@@ -12,6 +12,7 @@ committed offset, a position without waiting for it. ``tests/unit/kafka/test_cli
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
@@ -30,6 +31,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from pyrula.kafka.commit_map import DEFAULT_LIMIT
 from pyrula.kafka.options import KafkaOptions
+from pyrula.kafka.standing import Standing
 from pyrula.workflows.errors import PyrulaError
 
 T = TypeVar("T")
@@ -96,6 +98,7 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         for partition in partitions:
             # Any position, so that the client doesn't look for one; whoever resumes seeks before.
             self._client.seek(partition, 0)
+        self._client.standing.proved(monotonic())
         self._assigned(partitions, self._client.membership)
 
 
@@ -108,6 +111,7 @@ class GroupClient:
         self.topics = tuple(topics)
         # How much metadata an offset may carry, as far as the broker's refusals have told.
         self.metadata_limit = DEFAULT_LIMIT
+        self.standing = Standing(options.session_timeout - options.heartbeat_interval)
         self._consumer = AIOKafkaConsumer(
             **options.connection(),
             group_id=group,
@@ -130,12 +134,26 @@ class GroupClient:
         self._consumer.subscribe(topics=self.topics, listener=_Listener(self, assigned, revoked))
         try:
             await self._consumer.start()
+            self._watch_heartbeats()
         except (KafkaError, OSError) as error:
             await self._consumer.stop()
             raise BrokerError(
                 f"no Kafka broker answered at {self._options.bootstrap_servers} ({error}); "
                 "check KafkaOptions(bootstrap_servers=...) and that the broker is up"
             ) from error
+
+    def _watch_heartbeats(self) -> None:
+        coordinator = self._consumer._coordinator
+        heartbeat = coordinator._do_heartbeat
+
+        async def watched() -> bool:
+            sent = monotonic()
+            answered: bool = await heartbeat()
+            if answered:
+                self.standing.proved(sent)
+            return answered
+
+        coordinator._do_heartbeat = watched
 
     async def stop(self) -> None:
         """Leave the group, so that the others need not wait for the session to end, and disconnect. Bounded.
@@ -241,8 +259,11 @@ class GroupClient:
         # The request takes the coordinator's generation before the first await, so nothing can come between the
         # comparison above and it. The public commit() retries for ever, under whatever generation it finds.
         request = self._consumer._coordinator._do_commit_offsets(None, entries)
+        sent = monotonic()
         try:
             await self._bounded(request, "offset commit")
+            if entries:
+                self.standing.proved(sent)
         except BrokerError as error:
             cause = error.__cause__
             if isinstance(

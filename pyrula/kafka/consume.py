@@ -55,6 +55,8 @@ class GroupConsumer:
         self.group = group
         self.pools = pools
         self.client = GroupClient(options, group, sorted(pools), options.isolation_level)
+        for pool in pools.values():
+            pool.standing = self.client.standing
         self.assignment: Assignment | None = None
         self.problem: str | None = None
         self.failure: BaseException | None = None

@@ -110,7 +110,7 @@ class RunEndings:
 
     def _produce(self, run: RecordRun, outputs: list[Output]) -> None:
         if outputs:
-            self._outputs.produce(outputs, partial(self._produced, run))
+            self._send(run.partition, outputs, partial(self._produced, run))
         else:
             self._finish(run, "completed", None)
 
@@ -222,7 +222,16 @@ class RunEndings:
             else:
                 self._hold("stopped", partition, record, run_id, attempts, f"no dead letter: {refused}", since)
 
-        self._outputs.produce([copy], posted)
+        self._send(partition, [copy], posted)
+
+    def _send(self, partition: Partition, outputs: list[Output], done: Callable[[OutputRefused | None], None]) -> None:
+        """Produce, unless the group may have gone on without us: then another process produces."""
+        if partition.closed:
+            self._release(partition)
+        elif monotonic() > self.pool.standing.until:
+            self.pool.standing.on_change(partial(self._send, partition, outputs, done))
+        else:
+            self._outputs.produce(outputs, done)
 
     def _settle(
         self, kind: EventKind, partition: Partition, record: Raw, run_id: str, attempts: int, text: str, since: float

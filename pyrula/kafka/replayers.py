@@ -19,6 +19,7 @@ from pyrula.kafka.binding import Binding
 from pyrula.kafka.events import BindingStats
 from pyrula.kafka.partition import Partition, Raw, RecordRun
 from pyrula.kafka.serde import RecordError
+from pyrula.kafka.standing import Standing
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.execution import Outcome
 
@@ -59,6 +60,7 @@ class Replayers:
         self._busy_lanes: dict[tuple[TopicPartition, object], asyncio.Future[Any]] = {}
         self._run_timeout = binding.run_timeout
         self._plain = binding.output is None
+        self.standing = Standing()
         self.on_completed: Callable[[RecordRun], None] | None = None
 
     def add(self, partition: Partition) -> None:
@@ -168,6 +170,13 @@ class Replayers:
 
     async def _one(self, partition: Partition, head: Any) -> None:
         """Run one head to where this replayer can leave it: done, failed, or waiting for an acknowledgement."""
+        now = monotonic()
+        while now > self.standing.until:
+            await self.standing.changed()
+            if partition not in self._partitions:
+                self.leave(partition)
+                return
+            now = monotonic()
         if type(head) is RecordRun:
             run, record = head, head.origin
         else:
@@ -196,7 +205,7 @@ class Replayers:
             run.partition = partition
             run.print = None
             run.expired = False
-            run.started = monotonic()
+            run.started = now
         offset = record.offset
         partition.running[offset] = run
         if self._run_timeout is None:

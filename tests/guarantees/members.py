@@ -47,8 +47,10 @@ class Members:
         }
         return self._stack.enter_context(WorkerProcess(PROGRAM, *self._arguments, env=env))
 
-    def produce(self, count: int, *, keys: int = 50, partition: int | None = None) -> None:
-        """So many more records; keys take turns."""
+    def produce(
+        self, count: int, *, keys: int = 50, partition: int | None = None, body: Mapping[str, Any] | None = None
+    ) -> None:
+        """So many more records; keys take turns. `body` names what to do where it isn't the worker's own."""
         first, self._produced = self._produced, self._produced + count
         self.topics.produce(
             self.topic,

@@ -1,8 +1,8 @@
 """A member of a group whose bodies count themselves in a file: ``member.py KAFKA VALKEY NAMESPACE TOPIC LOG``.
 
-What the body does is named by BODY, and lasts SECONDS; OPTIONS and BINDING are JSON for KafkaOptions and Binding. Lines
-in the log are those of observers.py. Bodies write step 0: begin, done/<attempt> or out (cut or failed), and an
-assignment writes assigned/<generation>.
+What the body does is named by the record's "body", else by BODY, and lasts "seconds", else SECONDS; OPTIONS and BINDING
+are JSON for KafkaOptions and Binding. Lines in the log are those of observers.py. Bodies write step 0: begin,
+done/<attempt> or out (cut or failed), and an assignment writes assigned/<generation>.
 """
 
 import asyncio
@@ -13,7 +13,8 @@ import random
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from pyrula.kafka import Binding, KafkaOptions, KafkaWorker, Record
 from pyrula.workflows import Context, ValkeyStore, step, workflow
@@ -27,6 +28,9 @@ log = os.open(LOG, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
 def note(run: str, key: str, number: int, what: str) -> None:
     os.write(log, f"{run} {key} {number} {os.getpid()} {what} {time.monotonic():.6f}\n".encode())
+
+
+Body: TypeAlias = Callable[[Context, str, str, float], Awaitable[None]]
 
 
 class Assignments(logging.Handler):
@@ -67,69 +71,76 @@ def busy_in_thread(run: str, key: str, number: int, seconds: float) -> int:
     return number
 
 
-async def steps(ctx: Context, run: str, key: str) -> None:
+async def steps(ctx: Context, run: str, key: str, seconds: float) -> None:
     """Three steps of a random length."""
     for number in (1, 2, 3):
-        await ctx.step(count, run, key, number, random.random() * SECONDS)
+        await ctx.step(count, run, key, number, random.random() * seconds)
 
 
-async def mixed(ctx: Context, run: str, key: str) -> None:
+async def mixed(ctx: Context, run: str, key: str, seconds: float) -> None:
     """Every other record has no step, so that only its commit tells that it is done."""
     if int(run.rsplit("-", 1)[1]) % 2:
-        await steps(ctx, run, key)
+        await steps(ctx, run, key, seconds)
     else:
-        await asyncio.sleep(random.random() * SECONDS)
+        await asyncio.sleep(random.random() * seconds)
 
 
-def between(middle: Callable[[Context, str, str], Awaitable[None]]) -> Callable[[Context, str, str], Awaitable[None]]:
+def between(middle: Body) -> Body:
     """A step before it and a step behind it."""
 
-    async def body(ctx: Context, run: str, key: str) -> None:
+    async def body(ctx: Context, run: str, key: str, seconds: float) -> None:
         await ctx.step(count, run, key, 1, 0)
-        await middle(ctx, run, key)
+        await middle(ctx, run, key, seconds)
         await ctx.step(count, run, key, 3, 0)
 
     return body
 
 
-async def step_of_its_own(ctx: Context, run: str, key: str) -> None:
-    await ctx.step(count, run, key, 2, SECONDS)
+async def step_of_its_own(ctx: Context, run: str, key: str, seconds: float) -> None:
+    await ctx.step(count, run, key, 2, seconds)
 
 
-async def plain(ctx: Context, run: str, key: str) -> None:
-    await asyncio.sleep(SECONDS)
+async def plain(ctx: Context, run: str, key: str, seconds: float) -> None:
+    await asyncio.sleep(seconds)
 
 
-async def in_try(ctx: Context, run: str, key: str) -> None:
+async def in_try(ctx: Context, run: str, key: str, seconds: float) -> None:
     try:
-        await asyncio.sleep(SECONDS)
+        await asyncio.sleep(seconds)
     except Exception:  # noqa: BLE001 - that is the case
         note(run, key, 0, "handled")
 
 
-async def in_thread(ctx: Context, run: str, key: str) -> None:
-    await ctx.step(count_in_thread, run, key, 2, SECONDS)
+async def in_thread(ctx: Context, run: str, key: str, seconds: float) -> None:
+    await ctx.step(count_in_thread, run, key, 2, seconds)
 
 
-async def in_own_thread(ctx: Context, run: str, key: str) -> None:
-    await asyncio.to_thread(time.sleep, SECONDS)
+async def in_own_thread(ctx: Context, run: str, key: str, seconds: float) -> None:
+    await asyncio.to_thread(time.sleep, seconds)
 
 
-async def swallowing(ctx: Context, run: str, key: str) -> None:
-    end = time.monotonic() + SECONDS
+async def swallowing(ctx: Context, run: str, key: str, seconds: float) -> None:
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(seconds)
         except asyncio.CancelledError:
             note(run, key, 0, "swallowed")
 
 
-async def blocking(ctx: Context, run: str, key: str) -> None:
-    time.sleep(SECONDS)  # noqa: ASYNC251 - that is the case
+async def blocking(ctx: Context, run: str, key: str, seconds: float) -> None:
+    time.sleep(seconds)  # noqa: ASYNC251 - that is the case
 
 
-async def busy(ctx: Context, run: str, key: str) -> None:
-    await ctx.step(busy_in_thread, run, key, 2, SECONDS)
+async def blocking_once(ctx: Context, run: str, key: str, seconds: float) -> None:
+    """Not at the second time, or it would never end."""
+    if f"{run} {key} 0 {os.getpid()} blocks " not in Path(LOG).read_text():  # noqa: ASYNC240
+        note(run, key, 0, "blocks")
+        time.sleep(seconds)  # noqa: ASYNC251 - that is the case
+
+
+async def busy(ctx: Context, run: str, key: str, seconds: float) -> None:
+    await ctx.step(busy_in_thread, run, key, 2, seconds)
 
 
 BODIES = {
@@ -142,17 +153,19 @@ BODIES = {
     "in own thread": between(in_own_thread),
     "swallowing": between(swallowing),
     "blocking": between(blocking),
+    "blocking once": between(blocking_once),
     "busy": between(busy),
 }
 
 
 @workflow(name="member")
-async def member(ctx: Context, record: Record[Any]) -> None:
+async def member(ctx: Context, record: Record[dict[str, Any]]) -> None:
     run, key = ctx.run.id, (record.key or b"-").decode()
     note(run, key, 0, "begin")
     done = False
     try:
-        await BODIES[BODY](ctx, run, key)
+        value = record.value
+        await BODIES[value.get("body", BODY)](ctx, run, key, value.get("seconds", SECONDS))
         done = True
     finally:
         note(run, key, 0, f"done/{ctx.run.attempt}" if done else "out")

@@ -1,0 +1,67 @@
+"""Who belongs to the group: long bodies do, paused partitions do, a process that slept through its session doesn't."""
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+from tests.guarantees.members import Members
+from tests.guarantees.observers import done, out_of_order, repeated_steps
+from tests.services.waiting import wait_until
+
+NewGroup = Callable[..., Members]
+
+
+def test_bodies_longer_than_the_poll_interval_and_paused_partitions_keep_the_membership(new_group: NewGroup) -> None:
+    with new_group(partitions=4) as group:
+        group.produce(400, keys=400)
+        options = {"max_poll_interval": 10, "drain_timeout": 1, "buffer_records": 8}
+        worker = group.start("step", 14, options=options, binding={"max_concurrency": 4})
+        group.wait_for("done", count=2)
+        time.sleep(1)
+        lines = group.lines
+        assert len([line for line in lines if line.what.startswith("assigned")]) == 1, worker.tail()
+        assert repeated_steps(lines) == {}
+        assert set(done(lines).values()) == {1}
+        assert sum(group.committed().values()) >= 2
+
+
+def test_a_worker_that_slept_through_its_session_changes_nothing(new_group: NewGroup) -> None:
+    with new_group(partitions=4) as group:
+        options = {"session_timeout": 6, "drain_timeout": 2}
+        sleeper, other = (group.start(seconds=0.2, options=options, binding={"max_concurrency": 8}) for _ in range(2))
+        wait_until(lambda: group.topics.members(group.topic) == 2, description="two members", timeout=20)
+        history: list[dict[int, int]] = []
+        watched = threading.Event()
+
+        def watch() -> None:
+            while not watched.wait(0.2):
+                history.append(group.committed())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            with group.load(60, keys=40):
+                group.wait_for("done", count=50, pid=sleeper.pid)
+                before = len(other.lines)
+                sleeper.freeze()
+                frozen = time.monotonic()
+                # Its session ends, and the other one has all partitions.
+                other.wait_for_line(r"generation \d+: 4 partitions assigned", after=before, timeout=30)
+                time.sleep(1)
+                sleeper.wake()
+                sleeper.wait_for_line(r"generation \d+: 2 partitions assigned", after=len(sleeper.lines), timeout=30)
+            group.wait_drained()
+        finally:
+            watched.set()
+            watcher.join()
+        lines = group.lines
+        assert set(done(lines)) == group.records
+        for before, after in pairwise(history):
+            assert all(after.get(partition, 0) >= offset for partition, offset in before.items()), (before, after)
+        # Only what the sleeper was at ran again: no more than it may have in flight.
+        again = repeated_steps(lines)
+        inflight = {line.run for line in lines if line.pid == sleeper.pid and line.at < frozen}
+        assert {run for run, _ in again} <= inflight
+        assert sum(again.values()) <= 8, again
+        assert out_of_order(lines) == []
