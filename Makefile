@@ -13,7 +13,7 @@ ARGS ?=
 # how many orders the demo takes
 ORDERS ?= 10000
 
-.PHONY: demo test test-lowest lint format services install clean
+.PHONY: demo test test-lowest lint bench format services install clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -21,6 +21,11 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	PYRULA_REQUIRE_SERVICES=1 $(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+# figures: records per second beside the client's bare loop, and the tests that take too long for `make test`
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks.throughput
+	PYRULA_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -m bench $(TESTS) $(ARGS)
 
 # the oldest dependencies that pyproject.toml allows
 test-lowest:
