@@ -40,14 +40,14 @@ class Execution(Run):
             return self._stopped()
         variables = copy_context()
         variables.run(RUN.set, self)
+        straight, yielded = id(self.definition) not in _making_tasks, None
         try:
             if self.kwargs is None:
                 self.body = body = self.definition.fn(Context(self), *self.args)
             else:
                 self.body = body = self.definition.fn(Context(self), *self.args, **self.kwargs)
-            if id(self.definition) in _making_tasks:
-                return await self._with_crew(body, variables)
-            yielded = variables.run(body.send, None)
+            if straight:
+                yielded = variables.run(body.send, None)
         except StopIteration as stop:
             outcome = self._returned(stop.value)
         except (KeyboardInterrupt, SystemExit):
@@ -55,6 +55,8 @@ class Execution(Run):
         except BaseException as error:  # noqa: BLE001 - whatever the body raised is its outcome
             outcome = self._raised(error)
         else:
+            if not straight:
+                return await self._with_crew(body, variables)
             outcome = await self._suspended(body, variables, yielded)
         if self.crew is not None:
             await self._crew_gone()

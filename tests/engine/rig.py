@@ -129,6 +129,7 @@ def play(
     host = MemoryHost(rows or ()) if host is None else host
 
     async def main() -> Outcome:
+        asyncio.get_running_loop().set_exception_handler(_ignore)
         run = execution(body, host, rows=rows)
         if tasks is not None:
             with_tasks(run, tasks)
@@ -141,6 +142,10 @@ def play(
                 spinner.cancel()
 
     return in_new_loop(main), host
+
+
+def _ignore(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Bodies leave tasks behind whose exceptions nobody asks for; logging them would keep their frames alive."""
 
 
 async def _spin(rng: random.Random) -> None:

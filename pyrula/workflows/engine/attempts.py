@@ -36,7 +36,11 @@ Answer = tuple[str, bytes, Any]
 
 
 class _AttemptError(Exception):
-    """A CancelledError that the attempt raised by itself; nobody had cancelled it."""
+    """An attempt's own BaseException: a CancelledError though nobody cancelled it, a SystemExit in a thread."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.kind = type(error).__qualname__
+        super().__init__(str(error) or f"the step raised {self.kind}")
 
 
 async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs: Any) -> Answer:
@@ -56,13 +60,13 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
         waiter = host.durable(run)
         if waiter is not None:
             await run.acknowledged(waiter)
-        seconds, last = definition.timeout, False
+        seconds, shortened = definition.timeout, False
         failure: Exception
         try:
             if started is not None and definition.total_timeout is not None:
                 left = started + definition.total_timeout - run.clock.now().timestamp()
                 if seconds is None or left < seconds:
-                    seconds, last = left, True
+                    seconds, shortened = left, True
                     if left <= 0:
                         raise _TimedOut(f"the total time of {definition.total_timeout:g} s is used up")
             value = await _attempt(run, definition, args, kwargs, seconds)
@@ -79,15 +83,26 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
             return "error", dumps({"serialization": text}), refused
         now = run.clock.now().timestamp()
         delay = definition.retry.delay_for(failure, number, random())
+        last = shortened and isinstance(failure, _TimedOut)
         if started is not None and definition.total_timeout is not None:
             last = last or started + definition.total_timeout <= now + delay
         if last or number >= definition.retry.max_attempts or not definition.retry.retryable(failure):
-            return _given_up(definition.name, number, failure)
+            return _failure(definition.name, number, failure)
         if run.stopped is not None:
             await run.refuse()
+        if _given_up_by_body(run, op):
+            raise asyncio.CancelledError
         run.write(Entry("attempt", op, "", "", None, None, dumps([number, now + delay, started])))
         await pause(delay)
         number += 1
+
+
+def _given_up_by_body(run: Run, op: str) -> bool:
+    """Whether nobody waits for the step any more, although it swallowed its cancellation."""
+    crew, machine = run.crew, run.machine
+    if crew is None or machine is None or asyncio.current_task() not in crew.executing:
+        return False
+    return op not in machine.waiting
 
 
 def error_from(entry: Entry) -> Exception:
@@ -100,13 +115,16 @@ def error_from(entry: Entry) -> Exception:
     )
 
 
-def _given_up(name: str, attempts: int, failure: Exception) -> Answer:
+def _failure(name: str, attempts: int, failure: Exception) -> Answer:
     if isinstance(failure, _AttemptError):
-        kind, text = "CancelledError", str(failure)
+        kind = failure.kind
     else:
         cls = type(failure)
         kind = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    try:
         text = str(failure)
+    except Exception:  # noqa: BLE001 - a message that can't be had is no reason to lose the error
+        text = "(its text can't be had)"
     kind, message = _clean(kind, _MESSAGE_LIMIT), _clean(text, _MESSAGE_LIMIT)
     trace = _clean("".join(traceback.format_exception(failure))[-_TRACE_LIMIT:], _TRACE_LIMIT)
     timed_out = isinstance(failure, _TimedOut)
@@ -150,7 +168,7 @@ async def _drive(context: Context, awaitable: Any, seconds: float | None) -> Any
     except StopIteration as stop:
         return stop.value
     except asyncio.CancelledError as error:
-        raise _AttemptError("the step raised CancelledError") from error
+        raise _AttemptError(error) from error
     return await _carry(context, steps, yielded, seconds)
 
 
@@ -181,7 +199,7 @@ def _carry(context: Context, steps: Any, yielded: Any, seconds: float | None) ->
         if alarm is not None and alarm.rang:
             raise _too_long(seconds) from error
         if not cancelled:
-            raise _AttemptError("the step raised CancelledError") from error
+            raise _AttemptError(error) from error
         raise
     except Exception as error:
         if alarm is not None and alarm.rang:
@@ -236,9 +254,9 @@ async def _in_thread(run: Run, call: Callable[[], Any], seconds: float | None) -
         raise _too_long(seconds) from (None if fine else result)
     if fine:
         return result
-    if isinstance(result, asyncio.CancelledError):
-        raise _AttemptError("the step raised CancelledError") from result
-    raise result
+    if isinstance(result, Exception):
+        raise result
+    raise _AttemptError(result) from result
 
 
 async def pause(seconds: float) -> None:

@@ -146,7 +146,7 @@ class Crew:
         self.machine.asked += 1
         if not self.live:
             self._settler.want(self)
-        elif self.quiet and self.tasks:
+        elif self.quiet and self._several():
             self._loosen()
         return place, place.next_id()
 
@@ -240,7 +240,7 @@ class Crew:
             operation, kind, data, answer = self._completed.popleft()
             if machine.waiting.get(operation.id) is not operation:
                 continue  # given up; it is as if it had never completed
-            if self.tasks and machine.journal.loose_from is None and self._waits.outside():
+            if machine.journal.loose_from is None and self._several() and self._waits.outside():
                 self._loosen()
             machine.on_delivered(operation)
             self._write(Entry(kind, operation.id, operation.kind, operation.name, machine.asked, None, data))
@@ -276,6 +276,10 @@ class Crew:
             if entry.kind == "value":
                 raise self.machine.unreadable(entry, error) from error
             return entry.kind, error
+
+    def _several(self) -> bool:
+        """Whether the body has other tasks than its first."""
+        return len(self.tasks) > (0 in self.tasks)
 
     def _loosen(self) -> None:
         """Plain awaits race with operations: from the next entry on, replay can't have the clock exact."""

@@ -162,7 +162,8 @@ class Drive:
         while self._sent:
             self._sent -= 1
             self.task.uncancel()
-        abandon(self._run, self._go_on(yielded), f"its body still runs after it was asked to end {ROUNDS} times")
+        rest = asyncio.Task(self._go_on(yielded), loop=self._loop, context=Context())
+        abandon(self._run, rest, yielded, f"its body still runs after it was asked to end {ROUNDS} times")
         return GivenUp()
 
     async def _go_on(self, yielded: Any) -> None:

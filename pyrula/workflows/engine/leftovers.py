@@ -5,31 +5,24 @@ and it is taken out of asyncio's own list, since asyncio.run would wait for it w
 """
 
 import asyncio
-from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any
 
 from pyrula.workflows.engine.run import Run, log, wake
 
-__all__ = ["abandon", "abandon_task"]
+__all__ = ["abandon"]
 
 _abandoned: "set[asyncio.Task[Any]]" = set()
 
 
-def abandon(run: Run, rest: Coroutine[Any, Any, None], reason: str) -> None:
-    """Goes on with a body in a task of its own that nobody waits for."""
-    loop = asyncio.get_running_loop()
-    abandon_task(run, asyncio.Task(rest, loop=loop, context=Context()), reason)
-
-
-def abandon_task(run: Run, task: "asyncio.Task[Any]", reason: str) -> None:
+def abandon(run: Run, task: "asyncio.Task[Any]", waits_on: object, reason: str) -> None:
     """Leaves a task behind and reports it."""
     log.warning("run %s (%s): %s; it is left behind: %r", run.run_id, run.definition.name, reason, task)
     _abandoned.add(task)
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - there is no public way
     asyncio.tasks._unregister_task(task)  # noqa: SLF001 - there is no public way
     task.add_done_callback(_gone, context=Context())
-    dead = run.resisting(task)
+    dead = run.resisting(task, waits_on)
     task.add_done_callback(lambda _: wake(dead), context=Context())
 
 

@@ -97,6 +97,8 @@ class TeardownLike(Protocol):
 class CrewLike(Protocol):
     """The full machinery of a run, as far as the straight path has to know it."""
 
+    executing: "set[asyncio.Task[Any]]"
+
     @property
     def teardown(self) -> TeardownLike:
         """What ends its tasks."""
@@ -246,10 +248,10 @@ class Run:
         self.stopped = status
         self.error = error
         self.straight = False
-        if self.drive is not None:
-            self.drive.cut()
         if self.crew is not None:
             self.crew.teardown.begin()
+        if self.drive is not None:
+            self.drive.cut()
         return True
 
     async def admit(self) -> None:
@@ -312,15 +314,17 @@ class Run:
         if task not in self._told:
             self._told.add(task)
             raise Torn(f"run {self.run_id} is being torn down ({self.stopped})")
-        if self._dead is not None and task in self._dead and not self._dead[task].done():
-            self._dead[task].set_result(None)
-        await asyncio.get_running_loop().create_future()
+        if self._dead is not None and task in self._dead:
+            wake(self._dead[task])
+        await _Forever(loop=asyncio.get_running_loop())
 
-    def resisting(self, task: "asyncio.Task[Any]") -> "asyncio.Future[None]":
+    def resisting(self, task: "asyncio.Task[Any]", waits_on: object) -> "asyncio.Future[None]":
         """A leftover for a task that is left behind: done when the task is, or waits for ever and does no more."""
         if self._dead is None:
             self._dead = {}
         self._dead[task] = dead = asyncio.get_running_loop().create_future()
+        if isinstance(waits_on, _Forever) and not waits_on.done():
+            dead.set_result(None)
         return dead
 
     def still_alive(self) -> "tuple[asyncio.Future[Any], ...]":
@@ -361,6 +365,10 @@ def wake(waiter: "asyncio.Future[None]") -> None:
     """Resolves a future that may be done already."""
     if not waiter.done():
         waiter.set_result(None)
+
+
+class _Forever(asyncio.Future[None]):
+    """Never resolved."""
 
 
 def _hand_on(own: "asyncio.Future[None]", done: "asyncio.Future[None]") -> None:

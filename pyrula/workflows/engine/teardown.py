@@ -10,7 +10,7 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from pyrula.workflows.engine.drive import ROUND_SECONDS, ROUNDS
-from pyrula.workflows.engine.leftovers import abandon_task
+from pyrula.workflows.engine.leftovers import abandon
 from pyrula.workflows.engine.run import Run, wake
 
 __all__ = ["Teardown"]
@@ -87,7 +87,9 @@ class Teardown:
     def _leave_behind(self, alive: "Iterable[asyncio.Task[Any]]") -> None:
         for task in alive:
             if not task.done():
-                abandon_task(self._crew.run, task, f"a task of it still runs after it was asked to end {ROUNDS} times")
+                waits_on = getattr(task, "_fut_waiter", None)
+                reason = f"a task of it still runs after it was asked to end {ROUNDS} times"
+                abandon(self._crew.run, task, waits_on, reason)
         self._finish()
 
     def _finish(self) -> None:
