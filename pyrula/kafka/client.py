@@ -247,6 +247,10 @@ class GroupClient:
         """Topics of the cluster that this client may see."""
         return frozenset(await self._bounded(self._consumer.topics(), "metadata"))
 
+    def look_for_partitions(self) -> None:
+        """Don't wait for metadata_max_age: a topic of the group has been made."""
+        self._consumer._client.force_metadata_update()
+
     async def commit(self, offsets: Mapping[TopicPartition, Committed], membership: Membership) -> None:
         """Commit under `membership`, in one request, without retrying.
 

@@ -9,12 +9,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
+from time import monotonic
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
     InvalidTopicError,
+    KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
     TopicAuthorizationFailedError,
@@ -29,6 +30,8 @@ log = logging.getLogger("pyrula.kafka")
 
 RETRY_SECONDS = 1.0
 STOP_SECONDS = 1.0
+# A topic that acknowledges nothing for so long while something waits for it is worth a word.
+SILENCE_SECONDS = 3.0
 
 
 class OutputRefused(PyrulaError):
@@ -72,7 +75,17 @@ class Outputs:
         self._senders: dict[str, _Sender] = {}
         self._starting = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
-        self.problems: dict[str, str] = {}
+        self.stopped = False
+        self.told: dict[str, str] = {}
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """By topic, what keeps records from being written there, and the way out."""
+        return {**{topic: text for topic, one in self._senders.items() if (text := one.silence())}, **self.told}
+
+    def exists(self, topic: str) -> bool:
+        """Whether the topic existed when the cluster was last asked."""
+        return self._producer is None or bool(self._producer.client.cluster.partitions_for_topic(topic))
 
     def produce(self, outputs: Sequence[Output], done: Done) -> None:
         """Queue the outputs of one run; `done` is called on the loop with None, or with why one was refused."""
@@ -113,7 +126,10 @@ class Outputs:
         if current is None or current is not producer:
             return
         self._producer = None
-        task = asyncio.get_running_loop().create_task(current.stop(), name="stop producer")
+        self._retire(current)
+
+    def _retire(self, producer: AIOKafkaProducer) -> None:
+        task = asyncio.get_running_loop().create_task(_close(producer), name="close producer")
         self._retiring.add(task)
         task.add_done_callback(self._retired)
 
@@ -123,16 +139,22 @@ class Outputs:
             log.warning("a producer that was given up did not close cleanly: %r", error)
 
     async def stop(self) -> None:
-        """Disconnect. What is still queued stays unproduced, so its records stay unfinished."""
+        """Disconnect. What is not acknowledged by now stays so, and its records stay unfinished."""
+        self.stopped = True
         for sender in self._senders.values():
             sender.task.cancel()
         await asyncio.gather(*(sender.task for sender in self._senders.values()), return_exceptions=True)
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            # What is under way belongs to records that stay unfinished: not worth a broker's silence.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS):
-                    await producer.stop()
+        if self._producer is not None:
+            self._retire(self._producer)
+            self._producer = None
+        if self._retiring:
+            await asyncio.wait(self._retiring, timeout=STOP_SECONDS)
+
+
+async def _close(producer: AIOKafkaProducer) -> None:
+    """Fail what is under way and disconnect: stop() alone would wait for topics that are gone, without end."""
+    producer._message_accumulator.fail_all(KafkaConnectionError("the producer was closed"))  # noqa: SLF001
+    await producer.stop()
 
 
 class _Sender:
@@ -141,11 +163,32 @@ class _Sender:
         self._topic = topic
         self._queue: deque[tuple[Output, _Pending]] = deque()
         self._filled = asyncio.Event()
+        self._waiting = 0
+        self._heard = 0.0
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"outputs to {topic}")
 
     def put(self, output: Output, pending: _Pending) -> None:
+        if not self._waiting:
+            self._heard = monotonic()
+        self._waiting += 1
+        self._put(output, pending)
+
+    def _put(self, output: Output, pending: _Pending) -> None:
         self._queue.append((output, pending))
         self._filled.set()
+
+    def silence(self) -> str:
+        """What to say of a topic that has acknowledged nothing for a while, though something waits for it; else ""."""
+        seconds = monotonic() - self._heard
+        if not self._waiting or seconds < SILENCE_SECONDS:
+            return ""
+        if not self._outputs.exists(self._topic):
+            return _missing(self._topic)
+        return f"topic {self._topic} has acknowledged nothing for {seconds:.0f} s; is its leader up?"
+
+    def _settled(self) -> None:
+        self._waiting -= 1
+        self._heard = monotonic()
 
     async def _run(self) -> None:
         queue = self._queue
@@ -166,6 +209,7 @@ class _Sender:
                 )
             except (MessageSizeTooLargeError, InvalidTopicError, AssertionError, ValueError, TypeError) as error:
                 queue.popleft()
+                self._settled()
                 pending.refused(self._refusal(error))
             except (KafkaError, OSError) as error:
                 self._trouble(error)
@@ -179,16 +223,18 @@ class _Sender:
     ) -> None:
         error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
         if error is None:
-            if self._outputs.problems:
-                self._outputs.problems.pop(self._topic, None)
+            self._settled()
+            if self._outputs.told:
+                self._outputs.told.pop(self._topic, None)
             pending.acknowledged()
         elif isinstance(error, MessageSizeTooLargeError | InvalidTopicError):
+            self._settled()
             pending.refused(self._refusal(error))
-        else:
+        elif not self._outputs.stopped:
             self._trouble(error)
             if not (isinstance(error, KafkaError) and error.retriable):
                 self._outputs.renew(producer)
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.put, output, pending)
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._put, output, pending)
 
     def _refusal(self, error: Exception) -> OutputRefused:
         if isinstance(error, MessageSizeTooLargeError):
@@ -200,11 +246,15 @@ class _Sender:
 
     def _trouble(self, error: BaseException) -> None:
         if isinstance(error, UnknownTopicOrPartitionError):
-            text = f"topic {self._topic} does not exist; create it"
+            text = _missing(self._topic)
         elif isinstance(error, TopicAuthorizationFailedError):
             text = f"not allowed to write to topic {self._topic}; grant it WRITE"
         else:
             text = f"writing to topic {self._topic} fails: {error!r}"
-        if self._outputs.problems.get(self._topic) != text:
+        if self._outputs.told.get(self._topic) != text:
             log.warning("%s (records that wait for it stay unfinished)", text)
-        self._outputs.problems[self._topic] = text
+        self._outputs.told[self._topic] = text
+
+
+def _missing(topic: str) -> str:
+    return f"topic {topic} does not exist; create it"

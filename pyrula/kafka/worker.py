@@ -11,7 +11,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pyrula.kafka.binding import Binding, check_bindings
-from pyrula.kafka.client import BrokerError
 from pyrula.kafka.consume import GroupConsumer
 from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.events import BindingHealth, BindingStats, Health, Observer
@@ -20,6 +19,7 @@ from pyrula.kafka.outputs import Outputs
 from pyrula.kafka.partition import Partition
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.signals import process_signals
+from pyrula.kafka.topics import TopicWatch
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.execution import install, uninstall
@@ -75,7 +75,8 @@ class KafkaWorker:
         self._groups: list[GroupConsumer] = []
         self._outputs: dict[str, Outputs] = {}
         self._commits: GroupCommit | None = None
-        self._missing: dict[str, str] = {}
+        self._topics: dict[GroupConsumer, TopicWatch] = {}
+        self._looking: list[asyncio.Task[None]] = []
 
     def stop(self) -> None:
         """Drain and end: run() returns within drain_timeout and a little. May be called from a signal handler."""
@@ -131,9 +132,14 @@ class KafkaWorker:
         odd: list[str] = []
         if pool.halted:
             sick.append(pool.halted)
+        letters = {binding.dead_letter_topic_of(topic) for topic in binding.topics}
+        problems = self._outputs[binding.cluster].problems if binding.cluster in self._outputs else {}
         for group in self._groups:
             if group.pools.get(next(iter(binding.topics))) is not pool:
                 continue
+            if group in self._topics:
+                named = {*binding.topics, *letters, binding.output} - problems.keys()
+                odd += [text for topic, text in self._topics[group].missing.items() if topic in named]
             if group.problem:
                 sick.append(group.problem)
             if group.assignment is not None:
@@ -141,10 +147,7 @@ class KafkaWorker:
                 sick += [
                     f"{tp.topic}[{tp.partition}]: {why}" for tp, why in unopened.items() if tp.topic in binding.topics
                 ]
-        topics = {*(binding.dead_letter_topic_of(topic) for topic in binding.topics), binding.output}
-        problems = self._outputs[binding.cluster].problems if binding.cluster in self._outputs else {}
-        odd += [text for topic, text in problems.items() if topic in topics or topic not in self._dead_letter_topics()]
-        odd += [text for topic, text in self._missing.items() if topic in topics]
+        odd += [text for topic, text in problems.items() if topic in letters or topic not in self._dead_letter_topics()]
         for partition in self._partitions_of(binding):
             odd += list(partition.stopped.values())[:3]
             if partition.held_by_window:
@@ -199,35 +202,16 @@ class KafkaWorker:
                 observer=lambda: self.on_event,
             )
             self._groups.append(consumer)
-        await asyncio.gather(*(self._join(group) for group in self._groups))
+        await asyncio.gather(*(group.start() for group in self._groups))
+        self._look_for_topics()
         self._state = "healthy"
 
-    async def _join(self, group: GroupConsumer) -> None:
-        await group.start()
-        await self._look_for_topics(group)
-
-    async def _look_for_topics(self, group: GroupConsumer) -> None:
-        """Pyrula creates no topic: tell of the missing ones now, not when the first record needs them."""
-        try:
-            existing = await group.client.existing_topics()
-        except BrokerError as error:
-            log.warning("%s", error)
-            return
-        for pool in set(group.pools.values()):
-            binding = pool.binding
-            for topic in binding.topics:
-                if topic not in existing:
-                    self._tell_missing(topic, f"topic {topic} of binding {binding.name} does not exist; create it")
-                letters = binding.dead_letter_topic_of(topic)
-                if binding.on_failure == "dead_letter" and letters not in existing:
-                    self._tell_missing(
-                        letters,
-                        f"dead-letter topic {letters} does not exist; create it, or failed records stay unfinished",
-                    )
-
-    def _tell_missing(self, topic: str, text: str) -> None:
-        self._missing[topic] = text
-        log.warning("%s", text)
+    def _look_for_topics(self) -> None:
+        loop = asyncio.get_running_loop()
+        for group in self._groups:
+            watch = TopicWatch(group.client, {pool.binding for pool in group.pools.values()})
+            self._topics[group] = watch
+            self._looking.append(loop.create_task(watch.run(), name=f"look for the topics of {group.group}"))
 
     def _budget_of(self, options: KafkaOptions) -> Any:
         def budget() -> tuple[int, int]:
@@ -254,6 +238,9 @@ class KafkaWorker:
             stopping.cancel()
 
     async def _shut_down(self) -> None:
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
         await asyncio.gather(*(group.stop() for group in self._groups), return_exceptions=True)
         await asyncio.gather(*(pool.stop() for pool in self._pools), return_exceptions=True)
         if self._commits is not None:
