@@ -3,6 +3,7 @@ each is atomic."""
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ from pyrula.workflows.store.refusals import RunNotFoundError
 from pyrula.workflows.store.runs import RETENTION_SECONDS, History, Query, Schedule
 
 Holder = tuple[str, int]
+
+_CANCEL = Message("cancel", "cancel")
 
 
 @dataclass(slots=True)
@@ -124,6 +127,8 @@ class Board:
         self._timers: list[tuple[float, int, str]] = []
         self._ends: list[tuple[float, int, str]] = []
         self._serial = itertools.count()
+        self._outbox: deque[tuple[str, Message]] = deque()
+        self._relaying = False
 
     def now(self) -> float:
         return self.clock.now().timestamp()
@@ -239,10 +244,24 @@ class Board:
         children, chain.children = chain.children, {}
         if chain.parent is not None:
             payload = child_result(chain.run_id, status, value, error)
-            self.pass_on(chain.parent.run_id, Message("child", chain.id, chain.parent.wait, payload))
+            self._outbox.append((chain.parent.run_id, Message("child", chain.id, chain.parent.wait, payload)))
         for child in children.values():
             if child.on_parent_close == "cancel":
-                self.cancel(child.run_id)
+                self._outbox.append((child.run_id, _CANCEL))
+        self._relay()
+
+    def _relay(self) -> None:
+        # what one of these ends adds to the outbox, and is sent on in its turn
+        if self._relaying:
+            return
+        self._relaying = True
+        while self._outbox:
+            run_id, message = self._outbox.popleft()
+            if message is _CANCEL:
+                self.cancel(run_id, message)
+            else:
+                self.pass_on(run_id, message)
+        self._relaying = False
 
     def pass_on(self, run_id: str, message: Message) -> None:
         """A child's result, to a parent that may be gone."""
@@ -255,7 +274,7 @@ class Board:
             chain.known[key] = Known()
             self.put(chain, message)
 
-    def cancel(self, run_id: str) -> None:
+    def cancel(self, run_id: str, message: Message) -> None:
         try:
             chain = self.find(run_id)
         except RunNotFoundError:
@@ -268,7 +287,7 @@ class Board:
             self.end(chain, RunStatus.CANCELLED, b"null", None)
         else:
             chain.events.append(self.event("cancel_requested"))
-            self.put(chain, Message("cancel", "cancel"))
+            self.put(chain, message)
 
     def changed(self, chain_id: str) -> None:
         for callback in self.on_change.get(chain_id, ())[:]:

@@ -253,10 +253,10 @@ class MemoryRunHolder:
         chains = [board.chains[chain_id] for chain_id in board.held.get(worker, ())]
         leases = {Lease(chain.run_id, worker, chain.epoch): chain for chain in chains}
         strays = leases.keys() - held.keys()
-        for lease in strays & board.strays.get(worker, set()):
+        for lease in sorted(strays & board.strays.get(worker, set())):
             # held for a whole beat without its holder knowing: the answer to its claim was lost
             chain = leases.pop(lease)
-            board.let_go(chain)
+            self._leave(chain)
             board.enqueue(chain)
         board.strays[worker] = strays & leases.keys()
         lost = [lease for lease in held if lease not in leases]

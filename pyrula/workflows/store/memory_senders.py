@@ -114,7 +114,7 @@ class MemoryRunSender:
             return Delivered(chain.run_id, chain.status, True, known.applied)
         if message.kind == "cancel":
             duplicate = chain.cancel
-            self._board.cancel(chain.id)
+            self._board.cancel(chain.id, message)
             return Delivered(chain.run_id, chain.status, duplicate)
         if message.kind == "resume":
             message = self._resume(chain, message)
@@ -153,7 +153,7 @@ class MemoryRunSender:
     async def unpause(self, run_id: str) -> RunStatus:
         await asyncio.sleep(0)
         board, chain = self._board, self._board.find(run_id)
-        pauses = [number for number, unread in chain.inbox.items() if unread.message.kind == "pause"]
+        pauses = [n for n, unread in chain.inbox.items() if unread.message.kind == "pause" and not chain.finished]
         for number in pauses:
             del chain.inbox[number]
         if chain.status is RunStatus.PAUSED:

@@ -62,5 +62,5 @@ def not_waiting(run_id: str, status: str, wait_id: str, waiting: Sequence[str]) 
         text = "is waiting on several interrupts: say which by wait_id"
     else:
         text = "isn't waiting on an interrupt"
-    names = ", ".join(repr(name) for name in waiting)
+    names = ", ".join(repr(name) for name in sorted(waiting))
     return RunNotWaitingError(run_id, status, f"{text} (open: {names or 'none'}; status {status})")

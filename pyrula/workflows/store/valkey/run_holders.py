@@ -136,7 +136,7 @@ class ValkeyRunHolder(ValkeyRunSender):
             for chain, link, epoch, number in found:
                 present[Lease(str(RunId(0, chain.decode(), link)), worker, epoch)] = number
         strays = present.keys() - held.keys()
-        for lease in strays & self._strays.get(worker, set()):
+        for lease in sorted(strays & self._strays.get(worker, set())):
             # held for a whole beat without its holder knowing: the answer to its claim was lost
             del present[lease]
             await self.release(lease)

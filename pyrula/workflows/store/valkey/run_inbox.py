@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 
-from pyrula.workflows.errors import StoreError
 from pyrula.workflows.store.events import encode_event
 from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
 from pyrula.workflows.store.messages import MAX_UNREAD, Delivered, Message, child_result
@@ -24,6 +23,13 @@ class ValkeyInbox:
     _runs: RunLink
 
     async def deliver(self, run_id: str, message: Message) -> Delivered:
+        delivered = await self._deliver(run_id, message)
+        if message.kind == "cancel" and delivered.status in TERMINAL and not delivered.duplicate:
+            # it ended just now, which its parent is to hear
+            await self._relay(self._runs.parse(run_id).shard)
+        return delivered
+
+    async def _deliver(self, run_id: str, message: Message) -> Delivered:
         check_size(f"the {message.kind} {message.name!r}", message.payload)
         runs, run = self._runs, self._runs.parse(run_id)
         names = list(runs.keys(run).all())
@@ -55,8 +61,6 @@ class ValkeyInbox:
                 raise not_waiting(live, status, message.name, open_ids)
             case b"full":
                 raise InboxFullError(live, status, f"has {MAX_UNREAD} unread messages")
-        if verdict == b"ok" and status in TERMINAL:
-            await self._relay(run.shard)
         applied = read_applied(message.id, rest[2]) if message.kind == "update" else None
         return Delivered(live, status, verdict == b"dup", applied)
 
@@ -88,19 +92,22 @@ class ValkeyInbox:
 
     async def _relay(self, shard: int) -> int:
         """Deliver, then drop: what is sent on twice is known by its id."""
-        sent: list[bytes] = []
-        relayed = 0
-        while entries := await self._runs.script("outbox", shard, (), sent):
+        shards, sent, relayed = [shard], [b""], 0
+        while shards:
+            shard = shards[-1]
+            entries = await self._runs.script("outbox", shard, (), sent)
             sent = []
+            if not entries:
+                shards.pop()
             for entry, (target, kind, message, name, payload) in entries:
+                told = Message(kind.decode(), message.decode(), name.decode(), payload)
                 try:
-                    await self.deliver(
-                        target.decode(), Message(kind.decode(), message.decode(), name.decode(), payload)
-                    )
+                    delivered = await self._deliver(target.decode(), told)
+                    if kind == b"cancel" and delivered.status in TERMINAL:
+                        # it may have ended just now, with an outbox of its own
+                        shards.insert(0, self._runs.parse(delivered.run_id).shard)
                 except (RunNotFoundError, RunFinishedError):
                     pass  # whom it was for is gone
-                except StoreError:
-                    return relayed
                 sent.append(entry)
             relayed += len(sent)
         return relayed
