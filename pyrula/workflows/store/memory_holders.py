@@ -274,7 +274,7 @@ class MemoryRunHolder:
             return 0
         del board.beats[suspect.worker]
         board.strays.pop(suspect.worker, None)
-        dead = [board.chains[chain_id] for chain_id in board.held.get(suspect.worker, ())]
+        dead = [board.chains[chain_id] for chain_id in sorted(board.held.get(suspect.worker, ()))]
         for chain in dead:
             chain.epoch += 1
             chain.deaths += 1
@@ -289,7 +289,7 @@ class MemoryRunHolder:
         board = self._board
         board.beats.pop(worker, None)
         board.strays.pop(worker, None)
-        for chain_id in list(board.held.get(worker, ())):
+        for chain_id in sorted(board.held.get(worker, ())):
             self._leave(board.chains[chain_id])
             board.enqueue(board.chains[chain_id])
         await asyncio.sleep(0)
@@ -309,10 +309,9 @@ class MemoryRunHolder:
             if chain is None or until <= now:
                 del board.queries[query.id]
                 continue
+            mine = chain.name in names if chain.version is None else (chain.name, chain.version) in served
             if chain.status is RunStatus.RUNNING:
-                mine = chain.worker == worker
-            else:
-                mine = chain.name in names if chain.version is None else (chain.name, chain.version) in served
+                mine = mine and chain.worker == worker
             if mine and len(taken) < n:
                 del board.queries[query.id]
                 taken.append(query._replace(run_id=chain.run_id))
