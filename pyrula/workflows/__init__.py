@@ -1,45 +1,78 @@
 """Durable workflows: an async function whose steps are journaled. Knows nothing of Kafka, HTTP or the command line."""
 
+from pyrula.workflows.client import InterruptAnswer, OpenInterrupt, RunHandle, RunReport, WorkflowClient
 from pyrula.workflows.clock import Clock, ManualClock, SystemClock
 from pyrula.workflows.context import Context
 from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step, workflow
 from pyrula.workflows.errors import (
+    BackpressureRejected,
     ConfigurationError,
+    DurableInvocationCancelled,
+    DurableInvocationError,
+    DurableInvocationTimeout,
     LeaseLost,
     NonDeterminismError,
     PolicyKeyWarning,
     PyrulaError,
     PyrulaWarning,
+    QueryError,
     RunCancelled,
     SerializationError,
     StaleToken,
     StepError,
     StoreError,
     StoreUnavailable,
+    UpdateError,
+    UpdateRejected,
+    UpdateTimeout,
 )
 from pyrula.workflows.model import RunInfo
 from pyrula.workflows.policies import Collect, Debounce, Limit, Rate, Retry
+from pyrula.workflows.store.events import Event
+from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.memory import MemoryStore
+from pyrula.workflows.store.refusals import (
+    InboxFullError,
+    RunFinishedError,
+    RunNotFoundError,
+    RunNotWaitingError,
+    TransitionRefused,
+)
 from pyrula.workflows.store.valkey import ValkeyStore
 
 __all__ = [
+    "BackpressureRejected",
     "Clock",
     "Collect",
     "ConfigurationError",
     "Context",
     "Debounce",
+    "DurableInvocationCancelled",
+    "DurableInvocationError",
+    "DurableInvocationTimeout",
+    "Event",
+    "InboxFullError",
+    "InterruptAnswer",
     "LeaseLost",
     "Limit",
     "ManualClock",
     "MemoryStore",
     "NonDeterminismError",
+    "OpenInterrupt",
     "PolicyKeyWarning",
     "PyrulaError",
     "PyrulaWarning",
+    "QueryError",
     "Rate",
     "Retry",
     "RunCancelled",
+    "RunFinishedError",
+    "RunHandle",
     "RunInfo",
+    "RunNotFoundError",
+    "RunNotWaitingError",
+    "RunReport",
+    "RunStatus",
     "SerializationError",
     "StaleToken",
     "StepDefinition",
@@ -47,7 +80,12 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "SystemClock",
+    "TransitionRefused",
+    "UpdateError",
+    "UpdateRejected",
+    "UpdateTimeout",
     "ValkeyStore",
+    "WorkflowClient",
     "WorkflowDefinition",
     "step",
     "workflow",

@@ -11,6 +11,19 @@ Exception
       StoreUnavailable      the store didn't answer, also after the store's own re-sends
       LeaseLost             somebody else has the source or the run now
       StaleToken            a claim with a generation below the stored one
+      RunNotFoundError      no run has this id
+      RunFinishedError      a signal or an update for a run that has ended
+      RunNotWaitingError    an answer to an interrupt that isn't open
+      InboxFullError        a run with as many unread messages as it may have
+      TransitionRefused     the run's status doesn't allow this
+    QueryError              a query that the run doesn't know, or that failed
+    UpdateRejected          the update's validator refused it
+    UpdateError             the update's handler raised
+    UpdateTimeout           no worker applied the update in time; it stays queued
+    DurableInvocationError      the result of a run that failed
+    DurableInvocationCancelled  the result of a run that was cancelled
+    DurableInvocationTimeout    the result of a run that hasn't ended in time
+    BackpressureRejected    a worker takes no new runs while its egress is behind
 BaseException
   RunCancelled              raised in the body of a cancelled run
 Warning
@@ -18,6 +31,7 @@ Warning
     PolicyKeyWarning        a policy key that names no parameter
 ```
 
+What a store says no to, from RunNotFoundError to TransitionRefused, is defined in store/refusals.py.
 Exceptions of aiokafka, redis, orjson and pydantic are translated where they arise and never cross a module of ours.
 Control flow is a BaseException, so that a body's `except Exception` can't swallow it.
 """
@@ -25,18 +39,26 @@ Control flow is a BaseException, so that a body's `except Exception` can't swall
 from typing import Any
 
 __all__ = [
+    "BackpressureRejected",
     "ConfigurationError",
+    "DurableInvocationCancelled",
+    "DurableInvocationError",
+    "DurableInvocationTimeout",
     "LeaseLost",
     "NonDeterminismError",
     "PolicyKeyWarning",
     "PyrulaError",
     "PyrulaWarning",
+    "QueryError",
     "RunCancelled",
     "SerializationError",
     "StaleToken",
     "StepError",
     "StoreError",
     "StoreUnavailable",
+    "UpdateError",
+    "UpdateRejected",
+    "UpdateTimeout",
 ]
 
 
@@ -114,6 +136,111 @@ class StaleToken(StoreError):
         return type(self), (self.stored,)
 
 
+class QueryError(PyrulaError):
+    """A query wasn't answered: the run knows no query of that name, its handler raised, or no worker was there.
+
+    `error_type` names the handler's exception; it is "" if there was none.
+    """
+
+    def __init__(self, run_id: str, query: str, error_type: str, message: str) -> None:
+        self.run_id = run_id
+        self.query = query
+        self.error_type = error_type
+        self.message = message
+        super().__init__(f"run {run_id}, query {query!r}: {_cause(error_type, message)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.run_id, self.query, self.error_type, self.message)
+
+
+class _UpdateFailed(PyrulaError):
+    """An update came back with an error: that of the validator or of the handler."""
+
+    verb = ""
+
+    def __init__(self, run_id: str, update: str, update_id: str, error_type: str, message: str) -> None:
+        self.run_id = run_id
+        self.update = update
+        self.update_id = update_id
+        self.error_type = error_type
+        self.message = message
+        super().__init__(f"run {run_id}: the update {update!r} {self.verb}: {_cause(error_type, message)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.run_id, self.update, self.update_id, self.error_type, self.message)
+
+
+class UpdateRejected(_UpdateFailed):
+    """The validator refused the update, so that nothing of it is on record. The same update_id may be sent again."""
+
+    verb = "was rejected"
+
+
+class UpdateError(_UpdateFailed):
+    """The update's handler raised. The update is applied: its update_id gives this error from now on."""
+
+    verb = "failed"
+
+
+class UpdateTimeout(PyrulaError):
+    """No worker applied the update in time. It stays queued: ask again with this `update_id` and it applies once."""
+
+    def __init__(self, run_id: str, update: str, update_id: str, seconds: float) -> None:
+        self.run_id = run_id
+        self.update = update
+        self.update_id = update_id
+        self.seconds = seconds
+        super().__init__(
+            f"run {run_id}: the update {update!r} wasn't applied within {seconds:g} s; it stays queued, "
+            f"so ask again with update_id={update_id!r}"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.run_id, self.update, self.update_id, self.seconds)
+
+
+class DurableInvocationError(PyrulaError):
+    """The run failed. `error_type`, `message` and `trace` are those of the exception its body ended with, as text."""
+
+    def __init__(self, run_id: str, error_type: str, message: str, trace: str = "") -> None:
+        self.run_id = run_id
+        self.error_type = error_type
+        self.message = message
+        self.trace = trace
+        super().__init__(f"run {run_id} failed: {_cause(error_type, message)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.run_id, self.error_type, self.message, self.trace)
+
+
+class DurableInvocationCancelled(PyrulaError):
+    """The run was cancelled, so it has no result."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(f"run {run_id} was cancelled")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.run_id,)
+
+
+class DurableInvocationTimeout(PyrulaError):
+    """The run hasn't ended in the time given to wait for it. It goes on: ask again."""
+
+    def __init__(self, run_id: str, status: str, seconds: float) -> None:
+        self.run_id = run_id
+        self.status = status
+        self.seconds = seconds
+        super().__init__(f"run {run_id} hasn't ended within {seconds:g} s (status {status or 'unknown'})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.run_id, self.status, self.seconds)
+
+
+class BackpressureRejected(PyrulaError):
+    """The worker takes no new runs while its egress is behind. Nothing was queued: submit again later."""
+
+
 class RunCancelled(BaseException):
     """The run was cancelled. Operations in `except` and `finally` blocks still work: that is the place to clean up."""
 
@@ -124,3 +251,7 @@ class PyrulaWarning(UserWarning):
 
 class PolicyKeyWarning(PyrulaWarning):
     """A policy's key names no parameter of its workflow, so that all runs would share the bucket ""."""
+
+
+def _cause(error_type: str, message: str) -> str:
+    return f"{error_type}: {message}" if error_type and message else error_type or message

@@ -16,10 +16,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pyrula",),
     tuple(
         f"pyrula.workflows.{name}"
-        for name in ("errors", "clock", "model", "codec", "likeness", "annotations", "policies", "definition")
+        for name in ("errors", "clock", "model", "codec", "likeness", "annotations", "policies", "definition", "params")
     ),
     ("pyrula.workflows.replay",),
     tuple(f"pyrula.workflows.{name}" for name in ("engine", "context", "execution", "group_commit", "store")),
+    ("pyrula.workflows.client",),
     ("pyrula.workflows",),
     tuple(
         f"pyrula.kafka.{name}"

@@ -5,7 +5,21 @@ import pickle
 import pytest
 
 from pyrula.workflows import errors
-from pyrula.workflows.errors import PyrulaError, RunCancelled, StaleToken, StepError, StoreError
+from pyrula.workflows.errors import (
+    DurableInvocationCancelled,
+    DurableInvocationError,
+    DurableInvocationTimeout,
+    PyrulaError,
+    QueryError,
+    RunCancelled,
+    StaleToken,
+    StepError,
+    StoreError,
+    UpdateError,
+    UpdateRejected,
+    UpdateTimeout,
+)
+from pyrula.workflows.store import refusals
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
@@ -17,14 +31,14 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         if above:
             drawn[name] = above[-1][1]
         above.append((indent, name))
-    classes = [
-        value for value in vars(errors).values() if inspect.isclass(value) and value.__module__ == errors.__name__
-    ]
-    parents = {"UserWarning": "Warning"}
-    assert drawn == {
-        kind.__name__: parents.get(kind.__base__.__name__, kind.__base__.__name__) for kind in classes if kind.__base__
-    }
-    assert sorted(drawn) == errors.__all__
+    kinds = [getattr(module, name) for module in (errors, refusals) for name in module.__all__]
+    assert drawn == {kind.__name__: parent_of(kind) for kind in kinds if inspect.isclass(kind)}
+
+
+def parent_of(kind: type) -> str:
+    """The nearest base that a person may name: what begins with "_" is ours alone."""
+    base = next(base for base in kind.__mro__[1:] if not base.__name__.startswith("_"))
+    return "Warning" if base is UserWarning else base.__name__
 
 
 def test_an_except_exception_in_a_body_cannot_swallow_a_cancellation() -> None:
@@ -38,7 +52,21 @@ def test_a_step_error_says_what_happened() -> None:
     assert not error.timed_out
 
 
-@pytest.mark.parametrize("made", [StepError("charge", 2, "E", "m", "t", timed_out=True), StaleToken((3, 7))])
+@pytest.mark.parametrize(
+    "made",
+    [
+        StepError("charge", 2, "E", "m", "t", timed_out=True),
+        StaleToken((3, 7)),
+        QueryError("r", "items", "E", "m"),
+        UpdateRejected("r", "add", "u1", "E", "m"),
+        UpdateError("r", "add", "u1", "E", "m"),
+        UpdateTimeout("r", "add", "u1", 1.5),
+        DurableInvocationError("r", "E", "m", "t"),
+        DurableInvocationCancelled("r"),
+        DurableInvocationTimeout("r", "running", 1.5),
+    ],
+    ids=lambda made: type(made).__name__,
+)
 def test_errors_with_fields_can_be_copied(made: PyrulaError) -> None:
     for error in (pickle.loads(pickle.dumps(made)), copy.copy(made)):
         assert type(error) is type(made)

@@ -1,0 +1,8 @@
+"""Starting runs and talking to them. Needs a store, no worker; knows nothing of how runs are executed."""
+
+from pyrula.workflows.client.handle import RunHandle
+from pyrula.workflows.client.interrupts import InterruptAnswer, OpenInterrupt
+from pyrula.workflows.client.report import RunReport
+from pyrula.workflows.client.starting import WorkflowClient
+
+__all__ = ["InterruptAnswer", "OpenInterrupt", "RunHandle", "RunReport", "WorkflowClient"]

@@ -1,0 +1,237 @@
+"""WorkflowClient: starts runs, and finds those that exist.
+
+Rules: what is stamped on a run (its version, later its flow control) comes from the definition that this process has
+imported. A name it hasn't imported is submitted without, and logged. The client makes the run's id, so that the store
+may send a submission again.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+from pydantic import BaseModel
+
+from pyrula.workflows.client.calls import Named, RunCalls, SendingStore, signal_message
+from pyrula.workflows.client.handle import RunHandle
+from pyrula.workflows.client.refs import RunRef, checked_text
+from pyrula.workflows.client.waiting import Waits
+from pyrula.workflows.clock import to_seconds
+from pyrula.workflows.codec import encode_message
+from pyrula.workflows.definition import WorkflowDefinition, find_definition
+from pyrula.workflows.model import MAX_VALUE
+from pyrula.workflows.params import Params, encode_unchecked
+from pyrula.workflows.store.messages import Message
+from pyrula.workflows.store.runs import Submission
+
+__all__ = ["WorkflowClient"]
+
+logger = logging.getLogger("pyrula.client")
+
+R = TypeVar("R")
+
+
+class WorkflowClient(RunCalls):
+    """Starts runs and talks to them. Needs only the store that the workers use, and opens it when first used.
+
+    ```python
+    client = WorkflowClient(ValkeyStore(url="valkey://localhost:6379"))
+    run = await client.submit("charge", {"amount_cents": 500}, idempotency_key="order-7")
+    result = await run.result(timeout=60)
+    ```
+
+    `poll_interval`: seconds between looks at what is waited for, should a wake-up get lost. `query_timeout`: how long a
+    query waits for a worker. `async with` closes the store in the end, for programs that share it with nobody.
+    `admit` is called before a run is queued and may refuse it; `waits` is how the client waits.
+    """
+
+    def __init__(
+        self,
+        store: SendingStore,
+        *,
+        poll_interval: float = 1.0,
+        query_timeout: float = 10.0,
+        admit: Callable[[], None] | None = None,
+        waits: Waits | None = None,
+    ) -> None:
+        super().__init__(
+            store,
+            poll_interval=to_seconds(poll_interval, "WorkflowClient(poll_interval=)", zero=False),
+            query_timeout=to_seconds(query_timeout, "WorkflowClient(query_timeout=)", zero=False),
+            waits=waits,
+        )
+        self._admit = admit
+        self._unknown: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the store. Not for a client whose store others use."""
+        await self.store.close()
+        self._opened = False
+
+    @overload
+    async def submit(
+        self,
+        name: WorkflowDefinition[..., R],
+        params: Mapping[str, Any] | BaseModel | None = None,
+        *,
+        idempotency_key: str | None = None,
+        owner: str = "",
+        metadata: Any = None,
+    ) -> RunHandle[R]: ...
+
+    @overload
+    async def submit(
+        self,
+        name: str,
+        params: Mapping[str, Any] | BaseModel | None = None,
+        *,
+        idempotency_key: str | None = None,
+        owner: str = "",
+        metadata: Any = None,
+    ) -> RunHandle[Any]: ...
+
+    async def submit(
+        self,
+        name: Any,
+        params: Mapping[str, Any] | BaseModel | None = None,
+        *,
+        idempotency_key: str | None = None,
+        owner: str = "",
+        metadata: Any = None,
+    ) -> RunHandle[Any]:
+        """Queue a run. `name` is a workflow's name or its definition; `params` are the body's keyword arguments.
+
+        A repeat of `idempotency_key` gives the first run, whatever became of it, until its retention is over. `owner`
+        is the tenant, for fair claims. `metadata` is anything that JSON holds. ValueError for params that don't fit."""
+        return await self._submit(name, params, idempotency_key, owner, metadata, None)
+
+    @overload
+    async def signal_with_start(
+        self,
+        name: WorkflowDefinition[..., R],
+        params: Mapping[str, Any] | BaseModel | None,
+        signal: str,
+        payload: Any = None,
+        *,
+        idempotency_key: str,
+        signal_id: str | None = None,
+        owner: str = "",
+        metadata: Any = None,
+    ) -> RunHandle[R]: ...
+
+    @overload
+    async def signal_with_start(
+        self,
+        name: str,
+        params: Mapping[str, Any] | BaseModel | None,
+        signal: str,
+        payload: Any = None,
+        *,
+        idempotency_key: str,
+        signal_id: str | None = None,
+        owner: str = "",
+        metadata: Any = None,
+    ) -> RunHandle[Any]: ...
+
+    async def signal_with_start(
+        self,
+        name: Any,
+        params: Mapping[str, Any] | BaseModel | None,
+        signal: str,
+        payload: Any = None,
+        *,
+        idempotency_key: str,
+        signal_id: str | None = None,
+        owner: str = "",
+        metadata: Any = None,
+    ) -> RunHandle[Any]:
+        """Send a signal to the run of this `idempotency_key`, which is queued first if there is none.
+
+        RunFinishedError if that run has ended."""
+        checked_text(idempotency_key, "idempotency_key")
+        message = signal_message(signal, payload, signal_id)
+        return await self._submit(name, params, idempotency_key, owner, metadata, message)
+
+    @overload
+    def handle(self, name: WorkflowDefinition[..., R], run_id: str | RunRef) -> RunHandle[R]: ...
+
+    @overload
+    def handle(self, name: str, run_id: str | RunRef) -> RunHandle[Any]: ...
+
+    def handle(self, name: Any, run_id: str | RunRef) -> RunHandle[Any]:
+        """A handle to a run that exists. Asks nobody, so that an unknown id shows at the first call."""
+        return RunHandle(self, name, str(run_id))
+
+    async def _submit(
+        self,
+        named: Named,
+        params: object,
+        idempotency_key: str | None,
+        owner: str,
+        metadata: Any,
+        message: Message | None,
+    ) -> RunHandle[Any]:
+        definition = named if isinstance(named, WorkflowDefinition) else find_definition(named)
+        name = checked_text(named if isinstance(named, str) else named.name, "a workflow's name")
+        if idempotency_key is not None:
+            checked_text(idempotency_key, "idempotency_key")
+        if owner:
+            checked_text(owner, "owner")
+        if definition is None:
+            self._tell_unknown(name)
+            data, version = encode_unchecked(name, params), None
+        else:
+            _refuse_policies(definition)
+            data, version = Params.of(definition).encode(params), definition.version
+        noted = encode_message(metadata, f"workflow {name!r}: metadata", MAX_VALUE)
+        if self._admit is not None:
+            self._admit()
+        await self._open()
+        run_id = self.store.new_run_id(name=name, idempotency_key=idempotency_key)
+        submission = Submission(
+            run_id,
+            name,
+            data,
+            version=version,
+            idempotency_key=idempotency_key,
+            owner=owner,
+            metadata=noted,
+            message=message,
+        )
+        submitted = await self.store.submit(submission)
+        if not submitted.same_params:
+            logger.warning(
+                "workflow %r: idempotency key %.100r was submitted before with other params; the run is %s",
+                name,
+                idempotency_key,
+                submitted.run_id,
+            )
+        await self._waits.sent(submitted.run_id)
+        return RunHandle(self, named, submitted.run_id)
+
+    def _tell_unknown(self, name: str) -> None:
+        if name not in self._unknown:
+            self._unknown.add(name)
+            logger.warning(
+                "workflow %r isn't imported in this process: its runs are submitted unchecked, without version and "
+                "flow control",
+                name,
+            )
+
+
+def _refuse_policies(definition: WorkflowDefinition[..., Any]) -> None:
+    """Flow control is enforced by the store, which doesn't do it yet: a run that ignores it would do harm."""
+    for policy in (definition.concurrency, definition.rate_limit, definition.trigger):
+        if policy is not None:
+            raise NotImplementedError(
+                f"workflow {definition.name!r}: {type(policy).__name__}(...): submitted runs have no flow control yet"
+            )
