@@ -19,6 +19,7 @@ from pyrula.kafka.outputs import Outputs
 from pyrula.kafka.partition import Partition
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.signals import process_signals
+from pyrula.kafka.stalls import StallWatch
 from pyrula.kafka.topics import TopicWatch
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import ConfigurationError
@@ -92,6 +93,8 @@ class KafkaWorker:
         _prepare(loop)
         longest = max(options.drain_timeout for options in self._clusters.values())
         forget_signals = process_signals.watch(loop, self.stop, longest)
+        stalls = StallWatch(min(options.session_timeout for options in self._clusters.values()))
+        stalls.start()
         try:
             await self._unless_stopped(self._start())
             await self._watch()
@@ -100,6 +103,7 @@ class KafkaWorker:
             try:
                 await self._shut_down()
             finally:
+                stalls.stop()
                 forget_signals()
                 _give_back(loop)
 
@@ -241,12 +245,19 @@ class KafkaWorker:
         for task in self._looking:
             task.cancel()
         await asyncio.gather(*self._looking, return_exceptions=True)
-        await asyncio.gather(*(group.stop() for group in self._groups), return_exceptions=True)
-        await asyncio.gather(*(pool.stop() for pool in self._pools), return_exceptions=True)
+        await _all_of(group.stop() for group in self._groups)
+        await _all_of(pool.stop() for pool in self._pools)
         if self._commits is not None:
             await self._commits.close()
-        await asyncio.gather(*(outputs.stop() for outputs in self._outputs.values()), return_exceptions=True)
+        await _all_of(outputs.stop() for outputs in self._outputs.values())
         await self.store.close()
+
+
+async def _all_of(endings: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """What fails to end keeps nothing else from ending."""
+    for answer in await asyncio.gather(*endings, return_exceptions=True):
+        if isinstance(answer, Exception):
+            log.error("a part of the worker did not end cleanly", exc_info=answer)
 
 
 def _prepare(loop: asyncio.AbstractEventLoop) -> None:
