@@ -189,12 +189,23 @@ class Opener:
         if offset < first:
             if binding.on_out_of_range == "stop":
                 return NotOpened(stopped_by_loss(tp, offset, first))
-            return _Start(first, self._empty(first), Foreign("out of range"), first, end, lost=first - offset)
+            return self._at_first(offset, text, first, end)
         told = f"the committed offset {offset} is past the log's end {end}: it was cut or made again"
         if binding.on_out_of_range == "stop":
             return NotOpened(_stopped(tp, told))
         log.warning("%s[%d]: %s; processing starts at %d", tp.topic, tp.partition, told, first)
         return _Start(first, self._empty(first), Foreign("out of range"), first, end)
+
+    def _at_first(self, offset: int, text: str, first: int, end: int) -> "_Start":
+        """The committed offset aged out; what was done of the rest of the log stays done."""
+        found = decode(text, offset, end)
+        if isinstance(found, CommitMap):
+            ranges = tuple((max(start, first), stop) for start, stop in found.ranges if stop > first)
+            found = replace(found, committed=first, ranges=ranges)
+            text = encode(first, ranges, found.witness, self._store.instance_id, self._client.metadata_limit)
+        else:
+            text = self._empty(first)
+        return _Start(first, text, found, first, end, lost=first - offset)
 
     def _empty(self, offset: int) -> str:
         return encode(offset, (), None, self._store.instance_id, self._client.metadata_limit)

@@ -150,6 +150,26 @@ async def test_an_offset_that_aged_out_is_told_and_left(rig: Rig, caplog: pytest
     assert "8 offsets from 2 to 9" in caplog.text
 
 
+async def test_what_was_done_above_an_offset_that_aged_out_stays_done(rig: Rig) -> None:
+    await rig.create()
+    await rig.produce(numbered(100))
+    seen = Seen()
+    seen.blocked = {3, 70}
+    async with rig.running(rig.binding(seen.workflow)) as running:
+        await rig.until(lambda: len(running.told("completed")) == 98, "all others to complete")
+        await rig.until_committed(3)
+    await asyncio.to_thread(rig.topics.delete_records, rig.topic, {0: 50})
+    seen.go.set()
+    async with rig.running(rig.binding(seen.workflow)) as running:
+        await rig.until_drained()
+        (lost,) = running.told("lost")
+        assert (lost.offset, lost.error) == (
+            3,
+            "47 offsets from 3 to 49 were deleted by retention before they were read",
+        )
+    assert {n for n, count in seen.runs.items() if count > 1} == {70}
+
+
 async def test_an_offset_that_aged_out_stops_a_partition_if_asked_to(rig: Rig) -> None:
     await rig.create(partitions=2)
     await rig.produce(Message(None, value, partition=n % 2) for n, value in enumerate(numbered(20)))
