@@ -197,15 +197,16 @@ class Context:
             run.outputs.append(output)
 
     def patched(self, change_id: str) -> bool:
-        """Whether the run takes the new way of a change: False in a run whose journal was written before it."""
+        """Whether the run takes the new way of a change: False if its journal is older. The answer holds for the run."""
         run = self._run
         machine = run.machine or run.begin()
-        if machine.journal.note("patch", change_id) is not None:
-            return True
-        if machine.left or run.stopped is not None:
-            return False
-        run.write(Entry("patch", "", "", change_id, None, None, None))
-        return True
+        answer = machine.patches.get(change_id)
+        if answer is None:
+            noted = machine.journal.note("patch", change_id) is not None
+            machine.patches[change_id] = answer = noted or (not machine.left and run.stopped is None)
+            if answer and not noted:
+                run.write(Entry("patch", "", "", change_id, None, None, None))
+        return answer
 
     @property
     def record(self) -> Any:

@@ -41,6 +41,8 @@ class Execution(Run):
         variables = copy_context()
         variables.run(RUN.set, self)
         straight, yielded = id(self.definition) not in _making_tasks, None
+        if self.journal is not None and self.journal.note("head", "") is not None:
+            straight = False  # it had several tasks: only settled points tell where its entries belong
         try:
             if self.kwargs is None:
                 self.body = body = self.definition.fn(Context(self), *self.args)

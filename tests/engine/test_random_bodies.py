@@ -45,17 +45,21 @@ class Recording:
     def noise(self) -> random.Random | None:
         return random.Random(self.rng.random()) if self.rng.random() < 1 / 3 else None
 
+    def journaled(self, length: int | None = None) -> set[str]:
+        """The uids of the steps that have an entry among the first rows."""
+        entries = [decode_row(data)[0] for _, data in self.rows[:length]]
+        return {_uid(entry.value) for entry in entries if entry.opkind == "step" and entry.kind == "value"}
+
     def check_prefix(self, length: int, tasks: bool) -> None:
         """Replays the first rows and goes on live from there."""
         rows = self.rows[:length]
         entries = [decode_row(data)[0] for _, data in rows]
-        journaled = {_uid(entry.value) for entry in entries if entry.opkind == "step" and entry.kind == "value"}
         deliveries = sum(entry.kind in DELIVERIES for entry in entries)
         steps = Steps(self.rng.randrange(1 << 30))
         interpreter = Interpreter(self.program, steps, self.settled)
         outcome, host = play(interpreter.body, rows=rows, tasks=tasks, noise=self.noise())
         assert outcome.status == "completed", outcome.error
-        assert not journaled & set(steps.executed)
+        assert not self.journaled(length) & set(steps.executed)
         certain = self.marks[deliveries] if deliveries < len(self.marks) else len(self.trace)
         assert interpreter.world.trace[:certain] == self.trace[:certain]
         if length == len(self.rows):

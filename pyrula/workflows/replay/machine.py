@@ -33,10 +33,10 @@ class Machine:
     """One body against one journal.
 
     `asked` is the clock, `cursor` the next recorded delivery, `left` how many there still are, `waiting` the operations
-    that were asked for and not delivered, in order of request.
+    that were asked for and not delivered, in order of request, `patches` what this run was told about changes.
     """
 
-    __slots__ = ("_given_up", "_last", "asked", "cursor", "journal", "left", "waiting")
+    __slots__ = ("_given_up", "_last", "asked", "cursor", "journal", "left", "patches", "waiting")
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
@@ -44,6 +44,7 @@ class Machine:
         self.cursor = 0
         self.left = len(journal.recorded)
         self.waiting: dict[str, Operation] = {}
+        self.patches: dict[str, bool] = {}
         self._given_up: set[str] = set()
         self._last: Operation | None = None
 
