@@ -25,6 +25,7 @@ from aiokafka.errors import (
     OffsetOutOfRangeError,
     RebalanceInProgressError,
     UnknownMemberIdError,
+    UnsupportedCodecError,
 )
 from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
@@ -199,6 +200,10 @@ class GroupClient:
             return await self._consumer.getmany(timeout_ms=int(timeout * 1000), max_records=max_records)  # type: ignore[no-any-return]
         except OffsetOutOfRangeError as error:
             raise OutOfRange(error.args[0]) from error
+        except UnsupportedCodecError as error:
+            raise BrokerError(
+                f"group {self.group}: a batch can't be decompressed ({error}); install pyrula[compression]"
+            ) from error
         except KafkaError as error:
             raise BrokerError(f"group {self.group}: fetch failed: {error!r}") from error
 

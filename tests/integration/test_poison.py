@@ -1,7 +1,9 @@
 """Records that can't be turned into a run: to the dead-letter topic as they were, and the rest goes on."""
 
+import asyncio
 import random
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -231,3 +233,45 @@ async def test_a_bad_record_stops_its_lane_if_asked_to(rig: Rig) -> None:
         assert "not JSON" in running.reasons
     assert await rig.offset() == 0
     assert seen == [2]
+
+
+async def test_records_larger_than_a_fetch_are_read(rig: Rig) -> None:
+    await rig.create(max_message_bytes="6000000")
+    large = b"x" * 3_000_000
+    await rig.produce([large, b"1", large, large, b"2"], **{"message.max.bytes": 6_000_000})
+    async with rig.running(rig.binding(take_bytes, ordering="partition")):
+        await rig.until_drained()
+    assert seen == [large, b"1", large, large, b"2"]
+
+
+@pytest.mark.parametrize("room", [None, 8_000_000], ids=["refused", "taken"])
+async def test_a_bad_record_that_is_larger_than_a_producer_sends(rig: Rig, room: int | None) -> None:
+    """Held and named until the options let it through."""
+    await rig.create(letters=False, max_message_bytes="6000000")
+    await asyncio.to_thread(rig.topics.create, rig.letters, config={"max.message.bytes": "6000000"})
+    large = b'{"id": "' + b"x" * 3_000_000
+    await rig.produce([Message(b"a", large), good(1)], **{"message.max.bytes": 6_000_000})
+    async with rig.running(rig.binding(take_order)) as running:
+        await rig.until(lambda: running.told("stopped") and seen == [1], "the record to be held")
+        assert "max_request_size" in running.reasons
+    assert await rig.offset() == 0
+    if room is not None:
+        async with rig.running(rig.binding(take_order), max_request_size=room):
+            await rig.until_drained()
+        (letter,) = await rig.read(rig.letters)
+        assert letter.value == large
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+async def test_compressed_batches_are_read_or_named(rig: Rig, codec: str) -> None:
+    await rig.create()
+    await rig.produce([good(number) for number in range(100)], **{"compression.type": codec})
+    async with rig.running(rig.binding(take_order)) as running:
+        if codec == "gzip" or find_spec("cramjam"):
+            await rig.until_drained()
+            assert sorted(seen) == list(range(100))
+        else:
+            await rig.until(lambda: running.health.state == "unhealthy", "health to tell")
+            assert codec in running.reasons
+            assert "pyrula[compression]" in running.reasons
+            assert await rig.offset() == 0
