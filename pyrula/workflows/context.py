@@ -197,7 +197,7 @@ class Context:
             run.outputs.append(output)
 
     def patched(self, change_id: str) -> bool:
-        """Whether the run takes the new way of a change: False if its journal is older. The answer holds for the run."""
+        """Whether the run takes the new way of a change: False if its journal is older. It holds for the run."""
         run = self._run
         machine = run.machine or run.begin()
         answer = machine.patches.get(change_id)

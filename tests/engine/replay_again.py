@@ -25,4 +25,4 @@ def replay(recording: dict[str, Any], tasks: bool) -> dict[str, Any]:
 if __name__ == "__main__":
     for line in sys.stdin:
         recording = json.loads(line)
-        print(json.dumps([replay(recording, tasks) for tasks in (False, True)]))  # noqa: T201
+        print(json.dumps([replay(recording, tasks) for tasks in (False, True)]))
