@@ -51,14 +51,11 @@ class Members:
         self, count: int, *, keys: int = 50, partition: int | None = None, body: Mapping[str, Any] | None = None
     ) -> None:
         """So many more records; keys take turns. `body` names what to do where it isn't the worker's own."""
-        first, self._produced = self._produced, self._produced + count
-        self.topics.produce(
-            self.topic,
-            (
-                Message(f"k{n % keys}".encode(), b'{"n": %d}' % n, partition=partition)
-                for n in range(first, first + count)
-            ),
-        )
+        numbers = range(self._produced, self._produced + count)
+        self._produced += count
+        value = json.dumps(dict(body or {})).encode()
+        messages = (Message(f"k{n % keys}".encode(), value, partition=partition) for n in numbers)
+        self.topics.produce(self.topic, messages)
 
     @contextmanager
     def load(self, a_second: int, *, keys: int = 50) -> Iterator[None]:

@@ -65,3 +65,25 @@ def test_a_worker_that_slept_through_its_session_changes_nothing(new_group: NewG
         assert {run for run, _ in again} <= inflight
         assert sum(again.values()) <= 8, again
         assert out_of_order(lines) == []
+
+
+def test_a_loop_that_is_blocked_is_survived_and_named(new_group: NewGroup) -> None:
+    with new_group(partitions=1) as group:
+        worker = group.start(options={"session_timeout": 6, "drain_timeout": 2})
+        # Python code in a thread leaves the loop its turns.
+        group.produce(1, body={"body": "busy", "seconds": 7})
+        group.wait_for("done", count=1)
+        group.produce(1, body={"body": "blocking", "seconds": 4})
+        group.wait_for("done", count=2)
+        time.sleep(0.5)
+        assert len([line for line in group.lines if line.what.startswith("assigned")]) == 1, worker.tail()
+        blocked = next(line for line in group.lines if line.offset == 1)
+        worker.wait_for_line(rf"stood still for [34]\.\d s in run {blocked.run} of workflow member")
+        # Beyond the session the record is delivered again, and no journaled step runs a second time.
+        group.produce(1, body={"body": "blocking once", "seconds": 8})
+        group.wait_drained()
+        lines = group.lines
+        assert len([line for line in lines if line.what.startswith("assigned")]) == 2, worker.tail()
+        assert len([line for line in lines if line.what == "begin" and line.offset == 2]) == 2
+        assert 1 not in {step for _, step in repeated_steps(lines)}
+        assert set(done(lines)) == group.records
