@@ -31,8 +31,8 @@ R = TypeVar("R", bound=Keyed)
 class Lanes(Generic[R]):
     """The lanes of one partition during one assignment.
 
-    ``ready`` holds the heads that may start, first come first served; who takes one from it owes a :meth:`leave` with
-    its lane's name once the record has ended.
+    ``ready`` holds the heads that may start, first come first served; who takes one from it owes a :meth:`leave` once
+    the record has ended.
     """
 
     __slots__ = ("_lanes", "_ordering", "ready")
@@ -70,18 +70,20 @@ class Lanes(Generic[R]):
             return key
         return _WHOLE if self._ordering == "partition" else None
 
-    def leave(self, name: object | None) -> bool:
-        """The head of a lane has ended: the next record becomes ready. True if there was one."""
+    def leave(self, record: R) -> None:
+        """The record, head of its lane until now, has ended: the next one becomes ready."""
+        if self._ordering == "unordered":
+            return
+        name = record.key if self._ordering == "key" else _WHOLE
         if name is None:
-            return False
+            return
         queue = self._lanes[name]
         if queue is None:
             del self._lanes[name]
-            return False
+            return
         self.ready.append(queue.popleft())
         if not queue:
             self._lanes[name] = None
-        return True
 
     def clear(self) -> None:
         """Forget everything that hasn't started."""

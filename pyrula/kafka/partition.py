@@ -8,7 +8,7 @@ Kafka client (it asks for pause and resume through callables) nor who executes i
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 from aiokafka import TopicPartition
 
@@ -23,9 +23,17 @@ from pyrula.workflows.store.port import Row, Token
 
 log = logging.getLogger("pyrula.kafka")
 
-Raw: TypeAlias = RawRecord
 
-# A buffered record costs this much beside its key and value (headers are counted with it).
+class Raw(RawRecord, Protocol):
+    """A record as the client gives it, its sizes counted (-1 for null)."""
+
+    @property
+    def serialized_key_size(self) -> int: ...
+    @property
+    def serialized_value_size(self) -> int: ...
+
+
+# A buffered record costs this much beside its key, value and headers.
 RECORD_OVERHEAD = 400
 
 # Why a partition isn't read just now.
@@ -49,17 +57,8 @@ class RecordRun(Execution):
         return self.partition.run_id(self.origin.offset)
 
 
-def size_of(record: Raw) -> int:
-    """Bytes a buffered record is counted with."""
-    value, key = record.value, record.key
-    size = RECORD_OVERHEAD
-    if value is not None:
-        size += len(value)
-    if key is not None:
-        size += len(key)
-    for _, header in record.headers:
-        size += len(header) if header is not None else 0
-    return size
+def _header_bytes(record: Raw) -> int:
+    return sum(len(name) + len(value or b"") for name, value in record.headers)
 
 
 class Bounds:
@@ -135,7 +134,8 @@ class Partition:
         if mapped:
             records = [record for record in records if not tracker.is_done(record.offset)]
         self.buffered += len(records)
-        self.buffered_bytes += sum(map(size_of, records))
+        self.buffered_bytes += sum([record.serialized_value_size + record.serialized_key_size for record in records])
+        self.buffered_bytes += sum([_header_bytes(record) for record in records if record.headers])
         self.lanes.extend(records)
         self.check_bounds()
 
@@ -147,9 +147,10 @@ class Partition:
         self.tracker.complete(offset)
         self.changed = True
         self.buffered -= 1
-        self.buffered_bytes -= size_of(record)
-        lanes = self.lanes
-        lanes.leave(lanes.name(record.key))
+        self.buffered_bytes -= record.serialized_value_size + record.serialized_key_size
+        if record.headers:
+            self.buffered_bytes -= _header_bytes(record)
+        self.lanes.leave(record)
         if self.journal:
             self.journal.pop(offset, None)
         top = self._top
@@ -251,9 +252,10 @@ class Partition:
     def check_bounds(self) -> None:
         """Pause or resume reading, with a low mark at half the high one so that it doesn't flutter."""
         bounds, holds = self.bounds, self._holds
-        if self.buffered >= bounds.records or self.buffered_bytes >= bounds.bytes:
+        size = self.buffered_bytes + self.buffered * RECORD_OVERHEAD
+        if self.buffered >= bounds.records or size >= bounds.bytes:
             holds |= BUFFER
-        elif self.buffered * 2 <= bounds.records and self.buffered_bytes * 2 <= bounds.bytes:
+        elif self.buffered * 2 <= bounds.records and size * 2 <= bounds.bytes:
             holds &= ~BUFFER
         if self.tracker.span >= bounds.window_offsets or self._live_bytes >= bounds.window_bytes:
             holds |= WINDOW

@@ -159,7 +159,16 @@ class Replayers:
             partition.in_flight += 1
             self.in_flight += 1
             try:
-                await self._one(partition, head)
+                now = monotonic()
+                if now > self.standing.until or self._busy_lanes or type(head) is RecordRun:
+                    run = await self._run_later(partition, head)
+                else:
+                    run = self._new_run(partition, head, now)
+                if run is not None:
+                    partition.running[run.origin.offset] = run
+                    outcome = await (run.run() if self._run_timeout is None else self._limited(run))
+                    partition.running.pop(run.origin.offset, None)
+                    self._ended(run, outcome)
             except BaseException:
                 self.leave(partition)
                 raise
@@ -168,53 +177,51 @@ class Replayers:
                 burst = 0
                 await asyncio.sleep(0)
 
-    async def _one(self, partition: Partition, head: Any) -> None:
-        """Run one head to where this replayer can leave it: done, failed, or waiting for an acknowledgement."""
-        now = monotonic()
-        while now > self.standing.until:
+    def _new_run(self, partition: Partition, record: Raw, now: float) -> RecordRun | None:
+        """The run of a record; None if it can't be turned into one, and has been disposed of."""
+        try:
+            args, kwargs = self._arguments(record)
+        except RecordError as error:
+            self._endings.refuse(partition, record, error)
+            return None
+        run = RecordRun(
+            self.binding.workflow,
+            "",
+            partition,
+            args,
+            kwargs,
+            journal=partition.rows_of(record) if partition.journal else None,
+            origin=record,
+            clock=self._clock,
+            on_suspend=self._suspended,
+        )
+        run.partition = partition
+        run.print = None
+        run.expired = False
+        run.started = now
+        return run
+
+    async def _run_later(self, partition: Partition, head: Any) -> RecordRun | None:
+        """The run of a head after what it has to wait for; None if nothing of it is to run here."""
+        while monotonic() > self.standing.until:
             await self.standing.changed()
             if partition not in self._partitions:
                 self.leave(partition)
-                return
-            now = monotonic()
+                return None
         if type(head) is RecordRun:
-            run, record = head, head.origin
-        else:
-            record = head
-            if self._busy_lanes:
-                await self._former_body(partition, record)
-                if partition not in self._partitions:
-                    self.leave(partition)
-                    return
-            try:
-                args, kwargs = self._arguments(record)
-            except RecordError as error:
-                self._endings.refuse(partition, record, error)
-                return
-            run = RecordRun(
-                self.binding.workflow,
-                "",
-                partition,
-                args,
-                kwargs,
-                journal=partition.rows_of(record) if partition.journal else None,
-                origin=record,
-                clock=self._clock,
-                on_suspend=self._suspended,
-            )
-            run.partition = partition
-            run.print = None
-            run.expired = False
-            run.started = now
-        offset = record.offset
-        partition.running[offset] = run
-        if self._run_timeout is None:
-            outcome = await run.run()
-        else:
-            outcome = await self._limited(run)
-        partition.running.pop(offset, None)
+            return head
+        if self._busy_lanes:
+            await self._former_body(partition, head)
+            if partition not in self._partitions:
+                self.leave(partition)
+                return None
+        return self._new_run(partition, head, monotonic())
+
+    def _ended(self, run: RecordRun, outcome: Outcome) -> None:
+        """A body has ended. One that asked for nothing is done here; for the rest see the endings."""
         if outcome.status == "completed" and run.flush is None and run.outputs is None and self._plain:
-            partition.complete(record)
+            partition = run.partition
+            partition.complete(run.origin)
             self.leave(partition)
             if not partition.in_rotation and partition.lanes.ready:
                 self.offer(partition)
