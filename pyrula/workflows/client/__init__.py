@@ -1,8 +1,9 @@
 """Starting runs and talking to them. Needs a store, no worker; knows nothing of how runs are executed."""
 
 from pyrula.workflows.client.handle import RunHandle
-from pyrula.workflows.client.interrupts import InterruptAnswer, OpenInterrupt
+from pyrula.workflows.client.interrupts import OpenInterrupt
 from pyrula.workflows.client.report import RunReport
 from pyrula.workflows.client.starting import WorkflowClient
+from pyrula.workflows.store.payloads import InterruptAnswer
 
 __all__ = ["InterruptAnswer", "OpenInterrupt", "RunHandle", "RunReport", "WorkflowClient"]

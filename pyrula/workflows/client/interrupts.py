@@ -8,20 +8,14 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from pyrula.workflows.codec import loads
 from pyrula.workflows.store.messages import Interrupt
+from pyrula.workflows.store.payloads import InterruptAnswer
 from pyrula.workflows.store.refusals import RunNotWaitingError
 
-__all__ = ["InterruptAnswer", "OnInterrupt", "OpenInterrupt", "Reception", "Resume"]
-
-
-class InterruptAnswer(NamedTuple):
-    """What `ctx.interrupt` gives the body."""
-
-    action: str
-    value: Any = None
+__all__ = ["OnInterrupt", "OpenInterrupt", "Reception", "Resume"]
 
 
 Resume: TypeAlias = Callable[[str, Any, str], Awaitable[None]]

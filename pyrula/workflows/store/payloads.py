@@ -20,6 +20,7 @@ from pyrula.workflows.model import MAX_VALUE
 
 __all__ = [
     "Failure",
+    "InterruptAnswer",
     "arguments_of_update",
     "encode_answer",
     "encode_failure",
@@ -46,6 +47,13 @@ class Failure(NamedTuple):
     trace: str = ""
 
 
+class InterruptAnswer(NamedTuple):
+    """What `ctx.interrupt` gives the body: what `resume` was called with."""
+
+    action: str
+    value: Any = None
+
+
 def encode_payload(value: Any, what: str) -> bytes:
     """Models, dataclasses and dates in their usual form. SerializationError naming `what`."""
     return encode_message(value, what, MAX_VALUE)
@@ -63,10 +71,9 @@ def encode_resume(action: str, value: Any, what: str) -> bytes:
     return dumps({"action": action, "value": Fragment(encode_payload(value, what))})
 
 
-def read_resume(payload: bytes) -> tuple[str, Any]:
-    """Action and value."""
+def read_resume(payload: bytes) -> InterruptAnswer:
     fields = _object(payload, "an interrupt's answer")
-    return str(fields.get("action")), fields.get("value")
+    return InterruptAnswer(str(fields.get("action")), fields.get("value"))
 
 
 def encode_query(args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> bytes:
