@@ -18,7 +18,7 @@ from pyrula.kafka.assignment import Assignment, LettingGo
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.client import BrokerError, GroupClient, Membership, MembershipLost, OutOfRange
 from pyrula.kafka.committer import Committer
-from pyrula.kafka.events import Observer, RecordEvent
+from pyrula.kafka.events import Observer, RecordEvent, tell
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.opening import NotOpened, Opened, Opener, Postponed, stopped_by_loss
 from pyrula.kafka.options import KafkaOptions
@@ -185,7 +185,7 @@ class GroupConsumer:
         log.warning("%s[%d]: %s", tp.topic, tp.partition, text)
         observer = self._observer()
         if observer is not None:
-            observer(RecordEvent("lost", binding.name, tp.topic, tp.partition, start, None, "", 0, text))
+            tell(observer, RecordEvent("lost", binding.name, tp.topic, tp.partition, start, None, "", 0, text))
 
     def _assigned(self, partitions: frozenset[TopicPartition], membership: Membership) -> None:
         if self._stopping:
@@ -292,6 +292,7 @@ class GroupConsumer:
             bounds=self._bounds(),
             fetch=fetch,
             fenced=self.fenced,
+            standing=client.standing,
         )
         assignment.partitions[tp] = partition
         pool.add(partition)

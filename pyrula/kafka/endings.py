@@ -14,7 +14,7 @@ from random import random
 from time import monotonic
 
 from pyrula.kafka.dead_letter import letter, without_extras
-from pyrula.kafka.events import EventKind, Observer, RecordEvent
+from pyrula.kafka.events import EventKind, Observer, RecordEvent, tell
 from pyrula.kafka.outputs import OutputRefused, Outputs, TooLarge
 from pyrula.kafka.partition import Partition, Raw, RecordRun
 from pyrula.kafka.replayers import Replayers
@@ -47,9 +47,8 @@ class RunEndings:
         """Take over a run whose body has ended, been cut, or stands where today's code can't follow."""
         partition = run.partition
         if run.leftovers:
-            if partition.closed:
-                self.pool.linger(partition, run.origin, run.leftovers)
-            else:
+            self.pool.linger(partition, run.origin, run.leftovers)
+            if not partition.closed:
                 gone = asyncio.gather(*run.leftovers, return_exceptions=True)
                 run.leftovers = ()
                 gone.add_done_callback(lambda _: self.end(run, outcome))
@@ -71,6 +70,16 @@ class RunEndings:
         else:
             # Cut although the partition is open: its token was superseded. The assignment is about to drop it.
             self._release(partition)
+
+    def broken(self, partition: Partition, record: Raw, error: Exception) -> None:
+        """Neither the body's fault nor the record's: it is held for a person, and the others go on."""
+        log.error("%s[%d] offset %d", record.topic, record.partition, record.offset, exc_info=error)
+        partition.running.pop(record.offset, None)
+        if partition.closed:
+            self._release(partition)
+        else:
+            run_id = partition.run_id(record.offset)
+            self._hold("stopped", partition, record, run_id, 0, _one_line(error), monotonic())
 
     def refuse(self, partition: Partition, record: Raw, error: RecordError) -> None:
         """A record that can't be turned into a run: no attempt, no retry."""
@@ -280,7 +289,8 @@ class RunEndings:
     ) -> None:
         observer = self._observer()
         if observer is not None:
-            observer(
+            tell(
+                observer,
                 RecordEvent(
                     kind,
                     self.pool.binding.name,
@@ -292,7 +302,7 @@ class RunEndings:
                     attempt,
                     error,
                     monotonic() - since,
-                )
+                ),
             )
 
 

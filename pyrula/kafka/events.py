@@ -3,9 +3,12 @@
 Plain data, no I/O. Health answers "would a restart or a person help?", so a long-running body alone is not sick.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
+
+log = logging.getLogger("pyrula.kafka")
 
 EventKind = Literal[
     "completed",  # the run ended and its outputs, if any, are acknowledged
@@ -36,6 +39,14 @@ class RecordEvent:
 
 
 Observer = Callable[[RecordEvent], None]
+
+
+def tell(observer: Observer, event: RecordEvent) -> None:
+    """Tell an observer, whose own faults are no reason to stop working."""
+    try:
+        observer(event)
+    except Exception:
+        log.exception("on_event raised for %r", event)
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ Kafka client (it asks for pause and resume through callables) nor who executes i
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
 from typing import Any, Protocol, cast
 
 from aiokafka import TopicPartition
@@ -16,6 +17,8 @@ from pyrula.kafka.binding import Binding
 from pyrula.kafka.lanes import Lanes
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.record import RawRecord, Record, Witness, fingerprint, run_id
+from pyrula.kafka.standing import Standing
+from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.execution import Execution
 from pyrula.workflows.group_commit import Flush, GroupCommit
 from pyrula.workflows.replay.journal import Entry, Journal, decode_row, encode_row
@@ -91,6 +94,7 @@ class Partition:
         bounds: Bounds,
         fetch: Callable[[bool], None],
         fenced: Callable[["Partition"], None],
+        standing: Standing,
     ) -> None:
         self.tp = tp
         self.binding = binding
@@ -123,6 +127,7 @@ class Partition:
         self._holds = 0
         self._fetch = fetch
         self._fenced = fenced
+        self._standing = standing
         self._queue = commits.lane(source, token, self._marks)
         self._flush: Flush | None = None
 
@@ -207,9 +212,38 @@ class Partition:
     def durable(self, run: Execution) -> Awaitable[None] | None:
         """Host of runs: None when every row of the run is acknowledged, else what to await; raises LeaseLost there."""
         flush = cast(Flush | None, run.flush)
+        if monotonic() > self._standing.until:
+            return self._proved(flush)
         if flush is None or (flush.done and flush.error is None):
             return None
         return flush.wait()
+
+    def _proved(self, flush: Flush | None) -> Awaitable[None]:
+        """The group may have gone on without us: no further effect until it has answered. Another process may be at
+        this record, and the run has no row on its way by which the store would tell."""
+        proved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(error: Exception | None) -> None:
+            if proved.done():
+                return
+            if error is None:
+                proved.set_result(None)
+            else:
+                proved.set_exception(error)
+                proved.exception()  # who was cut meanwhile doesn't want to read of it in the log
+
+        def look() -> None:
+            if self.closed:
+                settle(LeaseLost(f"{self.tp.topic}[{self.tp.partition}] was let go"))
+            elif monotonic() > self._standing.until:
+                self._standing.on_change(look)
+            elif flush is None:
+                settle(None)
+            else:
+                flush.on_done(settle)
+
+        look()
+        return proved
 
     def record(self, run: Execution) -> Record[Any] | None:
         """Host of runs: the record that ctx.record shows."""

@@ -38,6 +38,8 @@ class Endings(Protocol):
 
     def refuse(self, partition: Partition, record: Raw, error: RecordError) -> None: ...
 
+    def broken(self, partition: Partition, record: Raw, error: Exception) -> None: ...
+
 
 class Replayers:
     """The pool of one binding in this process."""
@@ -169,6 +171,8 @@ class Replayers:
                     outcome = await (run.run() if self._run_timeout is None else self._limited(run))
                     partition.running.pop(run.origin.offset, None)
                     self._ended(run, outcome)
+            except Exception as error:  # noqa: BLE001 - one record must not end the replayer
+                self._endings.broken(partition, head.origin if type(head) is RecordRun else head, error)
             except BaseException:
                 self.leave(partition)
                 raise

@@ -70,6 +70,7 @@ class KafkaWorker:
         self.on_event = on_event
         self._clock = clock or SystemClock()
         self._state: str = "starting"
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._pools: list[Replayers] = []
         self._endings: list[RunEndings] = []
@@ -80,8 +81,12 @@ class KafkaWorker:
         self._looking: list[asyncio.Task[None]] = []
 
     def stop(self) -> None:
-        """Drain and end: run() returns within drain_timeout and a little. May be called from a signal handler."""
-        self._stopping.set()
+        """Drain and end: run() returns within drain_timeout and a little. May be called from anywhere: a signal's
+        handler, another thread, before run()."""
+        if self._loop is None or self._loop.is_closed():
+            self._stopping.set()
+        else:
+            self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def run(self) -> None:
         """Work until stop() or a signal. Raises ConfigurationError, BrokerError or StoreUnavailable at its start.
@@ -89,7 +94,7 @@ class KafkaWorker:
         A process that is told to end by a signal ends: if the loop is still there 10 s after drain_timeout (a thread of
         the body's own that asyncio.run waits for, say), it is ended then.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         _prepare(loop)
         longest = max(options.drain_timeout for options in self._clusters.values())
         forget_signals = process_signals.watch(loop, self.stop, longest)
