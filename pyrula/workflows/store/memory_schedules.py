@@ -16,11 +16,11 @@ class MemorySchedules:
         plans = self._board.plans
         present = plans.get(schedule.id)
         revision = 0 if present is None else present.revision
-        written = expected is None or expected == revision
-        if written:
+        if expected is None or expected == revision:
             plans[schedule.id] = replace(schedule, revision=revision + 1)
         await asyncio.sleep(0)
-        return written
+        # what was written by this very call before is answered as written
+        return expected is None or plans.get(schedule.id) == replace(schedule, revision=expected + 1)
 
     async def read_schedule(self, schedule_id: str) -> Schedule | None:
         await asyncio.sleep(0)

@@ -315,7 +315,7 @@ class ScheduleStore(Protocol):
 
     async def put_schedule(self, schedule: Schedule, *, expected: int | None = None) -> bool:
         """Write it if its stored revision is `expected` (0: it must be new; None: whatever it is). The revision grows.
-        False if it was another one."""
+        False if it was another one, unless the same was written already."""
 
     async def read_schedule(self, schedule_id: str) -> Schedule | None: ...
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import secrets
+from collections.abc import Sequence
+from typing import Any
 
 from pyrula.workflows.store.events import encode_event
+from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
 from pyrula.workflows.store.messages import MAX_UNREAD, Delivered, Message, child_result
 from pyrula.workflows.store.refusals import (
@@ -24,15 +27,15 @@ class ValkeyInbox:
 
     async def deliver(self, run_id: str, message: Message) -> Delivered:
         delivered = await self._deliver(run_id, message)
-        if message.kind == "cancel" and delivered.status in TERMINAL and not delivered.duplicate:
-            # it ended just now, which its parent is to hear
+        if message.kind == "cancel" and delivered.status in TERMINAL:
+            # it may have ended just now, which its parent is to hear
             await self._relay(self._runs.parse(run_id).shard)
         return delivered
 
     async def _deliver(self, run_id: str, message: Message) -> Delivered:
         check_size(f"the {message.kind} {message.name!r}", message.payload)
         runs, run = self._runs, self._runs.parse(run_id)
-        names = list(runs.keys(run).all())
+        names: list[bytes] = []
         events, result = [b"", b""], b""
         if message.kind == "cancel":
             names += await runs.entry_of(run)
@@ -40,16 +43,8 @@ class ValkeyInbox:
             result = child_result(run.chain, RunStatus.CANCELLED, b"null", None)
         elif message.kind == "pause":
             events[0] = encode_event("paused", runs.now())
-        arguments = [
-            run.chain.encode(),
-            b"%d" % run.link,
-            *message_arguments(message),
-            b"%d" % MAX_UNREAD,
-            b"%d" % runs.retention,
-            *events,
-            result,
-        ]
-        verdict, *rest = await runs.script("deliver", run.shard, names, arguments)
+        arguments = [*message_arguments(message), b"%d" % MAX_UNREAD, b"%d" % runs.retention, *events, result]
+        verdict, rest = await self._change("deliver", run, names, arguments)
         if verdict == b"missing":
             raise RunNotFoundError(run_id)
         status, live = read_status(rest[0]), str(run._replace(link=rest[1]))
@@ -76,16 +71,26 @@ class ValkeyInbox:
 
     async def _verb(self, run_id: str, verb: str, event: bytes, rest: bytes, text: str) -> RunStatus:
         runs, run = self._runs, self._runs.parse(run_id)
-        names = [*runs.keys(run).all(), *await runs.entry_of(run)]
         call = secrets.token_hex(8).encode()
-        arguments = [run.chain.encode(), b"%d" % run.link, verb.encode(), call, event, rest]
-        verdict, *found = await runs.script("verb", run.shard, names, arguments)
+        arguments = [verb.encode(), call, event, rest]
+        verdict, found = await self._change("verb", run, await runs.entry_of(run), arguments)
         if verdict == b"missing":
             raise RunNotFoundError(run_id)
         status = read_status(found[0])
         if verdict == b"refused":
             raise TransitionRefused(str(run._replace(link=found[1])), status, f"is {text.format(status)}")
         return status
+
+    async def _change(
+        self, script: str, run: RunId, names: Sequence[bytes], arguments: Sequence[bytes]
+    ) -> tuple[bytes, list[Any]]:
+        """A script that may write to the live link, which is told when it isn't the one asked for."""
+        while True:
+            told = [run.chain.encode(), b"%d" % run.link, *arguments]
+            verdict, *rest = await self._runs.script(script, run.shard, [*self._runs.keys(run).all(), *names], told)
+            if verdict != b"link":
+                return verdict, rest
+            run = run._replace(link=rest[1])
 
     async def relay(self) -> int:
         return sum(await asyncio.gather(*(self._relay(shard) for shard in range(self._runs.shards))))

@@ -10,7 +10,7 @@
 --       10, 11  for a cancel: event of the request, event of the end;  for a pause: event of the pause, ''
 --       12    for a cancel: what the parent gets
 -- reply    {verdict, status, live link, '' or an update's answer, open interrupts}, verdict one of ok, dup, finished,
---          waiting (not on this interrupt), full, missing
+--          waiting (not on this interrupt), full, missing, link (journal and events are another link's: send again)
 --
 -- Keeps: one message of an id; one resume of an interrupt. A cancel before the first claim is the end.
 local id, link = arg(), count()
@@ -23,6 +23,9 @@ if not record or link > record.l then
 end
 local function answer(verdict, applied, open)
   return {verdict, record.s, record.l, applied or '', open or {}}
+end
+if link < record.l and (kind == 'cancel' or kind == 'pause') then
+  return answer('link')
 end
 if kind == 'cancel' then
   if not live or record.x then

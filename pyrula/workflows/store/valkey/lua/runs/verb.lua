@@ -5,7 +5,8 @@
 -- KEYS  14 the run's hash, 15 its journal, 16 its events, 17 its inbox, 18, 19, 20 as in change.lua, 21 the idempotency
 --       key's entry if there is one
 -- ARGV  2..6  id of the chain, link, verb, number of this call, event up to the attempt's number, the rest of it
--- reply    {verdict, status, live link}, verdict ok, refused or missing
+-- reply    {verdict, status, live link}, verdict ok, refused, missing, or link (journal
+--          and events are another link's: send again)
 --
 -- Keeps: a call sent twice (same number) is answered twice, done once.
 local id, link, verb, call, event, rest = arg(), count(), arg(), arg(), arg(), arg()
@@ -25,6 +26,9 @@ local function drop(kind)
 end
 local function answer(verdict)
   return {verdict, record.s, record.l}
+end
+if link < record.l then
+  return answer('link')
 end
 if record.b == call then
   return answer('ok')
