@@ -168,7 +168,7 @@ class Replayers:
                     run = self._new_run(partition, head, now)
                 if run is not None:
                     partition.running[run.origin.offset] = run
-                    outcome = await (run.run() if self._run_timeout is None else self._limited(run))
+                    outcome = run.start() or await (run.finish() if self._run_timeout is None else self._limited(run))
                     partition.running.pop(run.origin.offset, None)
                     self._ended(run, outcome)
             except Exception as error:  # noqa: BLE001 - one record must not end the replayer
@@ -244,7 +244,7 @@ class Replayers:
 
         timer = asyncio.get_running_loop().call_later(self._run_timeout, expire)
         try:
-            return await run.run()
+            return await run.finish()
         finally:
             timer.cancel()
 

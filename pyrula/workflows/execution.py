@@ -36,6 +36,10 @@ class Execution(Run):
 
     async def run(self) -> Outcome:
         """Runs the body to its end. Raises no ordinary exception."""
+        return self.start() or await self.finish()
+
+    def start(self) -> Outcome | None:
+        """Runs the body until it suspends. Its outcome if it ended before that, else `finish()` has to be awaited."""
         if self.stopped is not None:
             return self._stopped()
         variables = copy_context()
@@ -57,11 +61,23 @@ class Execution(Run):
         except BaseException as error:  # noqa: BLE001 - whatever the body raised is its outcome
             outcome = self._raised(error)
         else:
-            if not straight:
-                return await self._with_crew(body, variables)
-            outcome = await self._suspended(body, variables, yielded)
-        if self.crew is not None:
-            await self._crew_gone()
+            self.unfinished = (
+                self._suspended(body, variables, yielded) if straight else self._with_crew(body, variables)
+            )
+            return None
+        if self.crew is None:
+            return outcome
+        self.unfinished = self._crew_ends(outcome)
+        return None
+
+    async def finish(self) -> Outcome:
+        """The rest of a run that `start()` gave no outcome of, in the same task."""
+        rest, self.unfinished = self.unfinished, None
+        assert rest is not None
+        return await rest
+
+    async def _crew_ends(self, outcome: Outcome) -> Outcome:
+        await self._crew_gone()
         return outcome
 
     async def _suspended(self, body: Coroutine[Any, Any, Any], variables: Variables, yielded: Any) -> Outcome:
@@ -85,7 +101,7 @@ class Execution(Run):
             self.drive = None
             outcome = self._returned(value)
         self.leftovers = self.still_alive()
-        return outcome
+        return outcome if self.crew is None else await self._crew_ends(outcome)
 
     async def _with_crew(self, body: Coroutine[Any, Any, Any], variables: Variables) -> Outcome:
         """The body as a task of its own from the start."""

@@ -10,7 +10,7 @@ the run writes its journal, starts a step or sends a message.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
@@ -152,6 +152,7 @@ class Run:
         "stopped",
         "straight",
         "threads",
+        "unfinished",
         "value",
     )
 
@@ -202,6 +203,7 @@ class Run:
         self._told: set[Any] | None = None
         self._dead: dict[Any, asyncio.Future[None]] | None = None
         self._grown = 0
+        self.unfinished: Coroutine[Any, Any, Outcome] | None = None
 
     @property
     def run_id(self) -> str:
