@@ -19,6 +19,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord
 from aiokafka.client import ConnectionGroup
 from aiokafka.errors import (
     CommitFailedError,
+    CorruptRecordException,
     IllegalGenerationError,
     KafkaError,
     OffsetMetadataTooLargeError,
@@ -73,6 +74,14 @@ class OutOfRange(PyrulaError):
     def __init__(self, positions: Mapping[TopicPartition, int]) -> None:
         self.positions = positions
         super().__init__(positions)
+
+
+class Unreadable(PyrulaError):
+    """A batch of a partition can't be decoded. What had been fetched of others for the same call is lost with it."""
+
+    def __init__(self, partition: TopicPartition, why: str) -> None:
+        self.partition = partition
+        super().__init__(f"a batch can't be read: {why}")
 
 
 class BrokerError(PyrulaError):
@@ -195,17 +204,24 @@ class GroupClient:
         return Membership(coordinator.generation, coordinator.member_id)
 
     async def poll(self, timeout: float, max_records: int) -> Mapping[TopicPartition, list[ConsumerRecord[Any, Any]]]:
-        """Records that have arrived. Returns {} after `timeout` seconds; raises OutOfRange and BrokerError."""
+        """Records that have arrived. Returns {} after `timeout` seconds; raises OutOfRange, Unreadable, BrokerError."""
         try:
             return await self._consumer.getmany(timeout_ms=int(timeout * 1000), max_records=max_records)  # type: ignore[no-any-return]
         except OffsetOutOfRangeError as error:
             raise OutOfRange(error.args[0]) from error
-        except UnsupportedCodecError as error:
-            raise BrokerError(
-                f"group {self.group}: a batch can't be decompressed ({error}); install pyrula[compression]"
-            ) from error
-        except KafkaError as error:
-            raise BrokerError(f"group {self.group}: fetch failed: {error!r}") from error
+        except Exception as error:
+            if isinstance(error, KafkaError) and not isinstance(error, CorruptRecordException | UnsupportedCodecError):
+                raise BrokerError(f"group {self.group}: fetch failed: {error!r}") from error
+            self._raise_unreadable(error)
+            raise
+
+    def _raise_unreadable(self, error: Exception) -> None:
+        # Partitions are taken out in turn, and what is taken out leaves: the first that is left is the one that failed.
+        fetched = self._consumer._fetcher._records
+        for partition in list(fetched)[:1]:
+            del fetched[partition]
+            hint = "; install pyrula[compression]" if isinstance(error, UnsupportedCodecError) else ""
+            raise Unreadable(partition, f"{error!r}{hint}") from error
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop fetching; what was fetched and not yet returned is dropped and read again on resume."""

@@ -16,7 +16,7 @@ from aiokafka import ConsumerRecord, TopicPartition
 
 from pyrula.kafka.assignment import Assignment, LettingGo
 from pyrula.kafka.binding import Binding
-from pyrula.kafka.client import BrokerError, GroupClient, Membership, MembershipLost, OutOfRange
+from pyrula.kafka.client import BrokerError, GroupClient, Membership, MembershipLost, OutOfRange, Unreadable
 from pyrula.kafka.committer import Committer
 from pyrula.kafka.events import Observer, RecordEvent, tell
 from pyrula.kafka.offsets import OffsetTracker
@@ -36,6 +36,8 @@ PROBE_SECONDS = 10.0
 # Records taken from the client in one go.
 MAX_RECORDS = 2_000
 RETRY_SECONDS = 1.0
+# A partition with a batch that can't be read is left alone for so long.
+UNREADABLE_SECONDS = 10.0
 
 
 class GroupConsumer:
@@ -110,6 +112,9 @@ class GroupConsumer:
                 for tp, position in error.positions.items():
                     self._out_of_range(tp, position)
                 continue
+            except Unreadable as error:
+                self._unreadable(error.partition, str(error))
+                continue
             except BrokerError as error:
                 log.warning("%s", error)
                 self.problem = str(error)
@@ -133,6 +138,8 @@ class GroupConsumer:
             if probe is not None and not probe.done():
                 probe.set_result(records[0])
             return
+        if assignment.unopened:
+            assignment.unopened.pop(tp, None)
         partition.receive(records)
         self._advance(tp, partition)
         self.pools[tp.topic].offer(partition)
@@ -143,6 +150,26 @@ class GroupConsumer:
         if position is not None and position > partition.tracker.position:
             partition.tracker.advance(position)
             partition.changed = True
+
+    def _unreadable(self, tp: TopicPartition, why: str) -> None:
+        """Set a partition aside for a while, so that the others go on."""
+        self.client.pause([tp])
+        assignment = self.assignment
+        if assignment is None:
+            return
+        for other, one in assignment.partitions.items():
+            reached, position = one.tracker.position, self.client.position(other)
+            if position is not None and position > reached:
+                self.client.seek(other, reached)
+        partition, probe = assignment.partitions.get(tp), assignment.probes.get(tp)
+        if probe is not None and not probe.done():
+            probe.set_result(None)
+        if partition is not None:
+            if tp not in assignment.unopened:
+                log.error("%s[%d] at offset %d: %s", tp.topic, tp.partition, partition.tracker.position, why)
+            assignment.unopened[tp] = f"at offset {partition.tracker.position} {why}"
+            partition.halt(True)
+            asyncio.get_running_loop().call_later(UNREADABLE_SECONDS, partition.halt, False)
 
     def _out_of_range(self, tp: TopicPartition, position: int) -> None:
         assignment = self.assignment

@@ -272,6 +272,23 @@ async def test_compressed_batches_are_read_or_named(rig: Rig, codec: str) -> Non
             assert sorted(seen) == list(range(100))
         else:
             await rig.until(lambda: running.health.state == "unhealthy", "health to tell")
+            assert "offset 0" in running.reasons
             assert codec in running.reasons
             assert "pyrula[compression]" in running.reasons
             assert await rig.offset() == 0
+
+
+@pytest.mark.skipif(find_spec("cramjam") is not None, reason="the codec can be read here")
+async def test_a_partition_that_cannot_be_decompressed_costs_no_record_of_another(rig: Rig) -> None:
+    await rig.create(partitions=4)
+    await rig.produce((Message(None, b'{"id": 0}', partition=0) for _ in range(100)), **{"compression.type": "zstd"})
+    count = 3_000
+    async with rig.running(rig.binding(take_order), fetch_max_wait=0.01) as running:
+        for start in range(0, count, 500):
+            records = (Message(None, b'{"id": %d}' % n, partition=1 + n % 3) for n in range(start, start + 500))
+            await rig.produce(records, **{"batch.num.messages": 5})
+        for partition in (1, 2, 3):
+            await rig.until_committed(count // 3, partition)
+        assert running.health.state == "unhealthy"
+    assert sorted(seen) == list(range(count))
+    assert await rig.offset(0) == 0
