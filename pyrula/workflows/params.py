@@ -27,9 +27,9 @@ class Params:
     """The params of one workflow.
 
     >>> from pyrula.workflows.definition import workflow
-    >>> @workflow(name="charge")
-    ... async def charge(ctx: Any, cents: int, note: str = "") -> None: ...
-    >>> params = Params.of(charge)
+    >>> @workflow(name="params_example")
+    ... async def example(ctx: Any, cents: int, note: str = "") -> None: ...
+    >>> params = Params.of(example)
     >>> params.encode({"cents": "500"})
     b'{"cents":500}'
     >>> params.decode(b'{"cents":500,"later":1}')
