@@ -68,40 +68,40 @@ class Claimer:
         self._tours.pop(worker, None)
 
     async def claim(self, worker: str, served: Sequence[tuple[str, str]], n: int) -> Claims:
-        runs, tour = self._runs, self._tours.setdefault(worker, Tour(self._runs.shards))
         stamps = dict(served)
+        stamped = [class_of(*pair) for pair in served]
         unstamped = [class_of(name, None) for name in stamps]
-        classes = [*(class_of(*pair) for pair in served), *unstamped]
-        described = [part for cls in classes[: len(served)] for part in (cls, b"", b"")]
+        described = [part for cls in stamped for part in (cls, b"", b"")]
         for cls, (name, version) in zip(unstamped, stamps.items(), strict=True):
             described += [cls, version.encode(), class_of(name, version)]
-        if runs.shards == 1:
-            peeked, shares = [], {0: n}
-        else:
-            peeked = await asyncio.gather(*(runs.script("peek", shard, (), classes) for shard in range(runs.shards)))
-            shares = tour.share([seats for _, seats in peeked], n) if n > 0 else {}
-        replies = await asyncio.gather(
-            *(
-                runs.script(
-                    "claim",
-                    shard,
-                    (),
-                    [
-                        worker.encode(),
-                        worker_of(worker),
-                        b"%d" % next(self._sequence),
-                        b"%d" % share,
-                        b"%d" % len(classes),
-                        *described,
-                    ],
-                )
-                for shard, share in shares.items()
+        taken: list[Any] = []
+        while True:
+            shares, due = await self._shares(worker, [*stamped, *unstamped], n - len(taken))
+            replies = await asyncio.gather(
+                *(self._claim(worker, shard, share, described) for shard, share in shares.items())
             )
-        )
-        dues = [seconds_of(due) for due, _ in (*peeked, *replies) if due != b""]
-        taken = [run for _, found in replies for run in found]
+            taken += [run for _, runs in replies for run in runs]
+            # what was asked of a shard with few runs is asked of the others
+            if len(taken) >= n or not any(runs for _, runs in replies) or self._runs.shards == 1:
+                break
+        dues = [seconds for text in (due, *(due for due, _ in replies)) if (seconds := seconds_of(text)) is not None]
         claimed = await asyncio.gather(*(self._complete(worker, run) for run in taken))
-        return Claims(tuple(claimed), min((due for due in dues if due is not None), default=None))
+        return Claims(tuple(claimed), min(dues, default=None))
+
+    async def _shares(self, worker: str, classes: Sequence[bytes], n: int) -> tuple[dict[int, int], bytes]:
+        """How many runs to ask of each shard, and when the first timer of any falls due."""
+        runs = self._runs
+        if runs.shards == 1:
+            return {0: n}, b""
+        found = await asyncio.gather(*(runs.script("peek", shard, (), classes) for shard in range(runs.shards)))
+        tour = self._tours.setdefault(worker, Tour(runs.shards))
+        dues = [due for due, _ in found if due]
+        return tour.share([seats for _, seats in found], n), min(dues, key=float, default=b"")
+
+    async def _claim(self, worker: str, shard: int, n: int, described: Sequence[bytes]) -> tuple[bytes, list[Any]]:
+        told = [worker.encode(), worker_of(worker), b"%d" % next(self._sequence), b"%d" % n]
+        due, runs = await self._runs.script("claim", shard, (), [*told, b"%d" % (len(described) // 3), *described])
+        return due, runs
 
     async def _complete(self, worker: str, found: Sequence[Any]) -> ClaimedRun:
         chain, link, epoch, version, attempt, deaths, doomed, retried = found
