@@ -49,6 +49,7 @@ def test_a_worker_that_slept_through_its_session_changes_nothing(new_group: NewG
                 # Its session ends, and the other one has all partitions.
                 other.wait_for_line(r"generation \d+: 4 partitions assigned", after=before, timeout=30)
                 time.sleep(1)
+                woken = time.monotonic()
                 sleeper.wake()
                 sleeper.wait_for_line(r"generation \d+: 2 partitions assigned", after=len(sleeper.lines), timeout=30)
             group.wait_drained()
@@ -59,6 +60,10 @@ def test_a_worker_that_slept_through_its_session_changes_nothing(new_group: NewG
         assert set(done(lines)) == group.records
         for before, after in pairwise(history):
             assert all(after.get(partition, 0) >= offset for partition, offset in before.items()), (before, after)
+        # It woke with records in hand and began nothing with them before it was a member again.
+        awake = [line for line in lines if line.pid == sleeper.pid and line.at >= woken]
+        stale = awake[: [line.what.split("/")[0] for line in awake].index("assigned")]
+        assert not [line for line in stale if line.what in ("begin", "start")], stale
         # Only what the sleeper was at ran again: no more than it may have in flight.
         again = repeated_steps(lines)
         inflight = {line.run for line in lines if line.pid == sleeper.pid and line.at < frozen}
