@@ -17,8 +17,9 @@ from pyrula.workflows.codec import dumps, encode_message, loads
 from pyrula.workflows.definition import StepDefinition, step_of
 from pyrula.workflows.engine.as_completed import AsCompleted
 from pyrula.workflows.engine.attempts import error_from, pause, perform
+from pyrula.workflows.engine.host import Output
 from pyrula.workflows.engine.operations import InstantOperation, SleepOperation, StepOperation
-from pyrula.workflows.engine.run import RUN, Output, Run
+from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.engine.timeout import Timeout
 from pyrula.workflows.errors import NonDeterminismError, SerializationError
 from pyrula.workflows.model import MAX_VALUE, RunInfo
@@ -41,11 +42,10 @@ class Context:
     ...     return await ctx.step(lambda: cents * 2)
     """
 
-    __slots__ = ("_logger", "_run")
+    __slots__ = ("_run",)
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._logger: _RunLogger | None = None
 
     @overload
     async def step(self, fn: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -222,9 +222,7 @@ class Context:
     @property
     def logger(self) -> "logging.LoggerAdapter[logging.Logger]":
         """A logger that is silent while the run replays, and names the run."""
-        if self._logger is None:
-            self._logger = _RunLogger(self._run)
-        return self._logger
+        return _RunLogger(self._run)
 
     async def _instant(self, kind: str, make: Callable[[], Any]) -> Any:
         run = self._run

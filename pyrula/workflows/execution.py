@@ -17,8 +17,9 @@ from pyrula.workflows.context import Context
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.engine.crew import Crew
 from pyrula.workflows.engine.drive import Drive
+from pyrula.workflows.engine.host import COMPLETED, Host, Outcome, Output
 from pyrula.workflows.engine.install import install, uninstall
-from pyrula.workflows.engine.run import RUN, Host, Outcome, Output, Run
+from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.errors import NonDeterminismError, RunCancelled, SerializationError, StepError
 from pyrula.workflows.replay.journal import Entry, Journal
 
@@ -145,9 +146,7 @@ class Execution(Run):
         If the failure came from a step, the journal is cut back to before that step's error, else it is kept whole.
         """
         again = copy(self)
-        again.outputs = None
-        again.leftovers = ()
-        again._reset()  # noqa: SLF001 - it is of this class
+        again.reset()
         journal = self.journal
         if journal is not None and self.error is not None:
             dropped = _rows_to_drop(journal, self.error)
@@ -163,7 +162,7 @@ class Execution(Run):
     def _returned(self, value: Any) -> Outcome:
         if self.stopped is None and self.journal is None and self.crew is None:
             self.stopped = "completed"
-            return Outcome("completed", value)
+            return COMPLETED if value is None else Outcome("completed", value)
         if self.stopped is None:
             machine = self.machine
             if machine is None and self.journal is not None and self.journal.recorded:
@@ -171,8 +170,7 @@ class Execution(Run):
             if machine is not None and machine.left:
                 self.stop("paused", machine.returned_early())
             else:
-                self.value = value
-                self.stop("completed")
+                self.stop("completed", value)
         return self._stopped()
 
     def _raised(self, error: BaseException) -> Outcome:
@@ -195,7 +193,7 @@ class Execution(Run):
         status = self.stopped
         assert status is not None
         if status == "completed":
-            return Outcome(status, self.value)
+            return Outcome(status, self._result)
         return Outcome(status, None, self.error if status in ("failed", "paused") else None)
 
 

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import StepDefinition
-from pyrula.workflows.engine.run import RUN, Run, wake
+from pyrula.workflows.engine.remains import wake
+from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.engine.threads import call_in_thread
 from pyrula.workflows.errors import SerializationError, StepError
 from pyrula.workflows.replay.journal import Entry
@@ -239,10 +240,7 @@ def _too_long(seconds: float | None) -> _TimedOut:
 
 async def _in_thread(run: Run, call: Callable[[], Any], seconds: float | None) -> Any:
     done = call_in_thread(call)
-    if run.threads is None:
-        run.threads = set()
-    run.threads.add(done)
-    done.add_done_callback(run.threads.discard, context=Context())
+    run.remains.on_thread(done)
     loop = asyncio.get_running_loop()
     limit = None if seconds is None else loop.time() + seconds
     # The future isn't awaited itself: a cancellation would cancel it, and the thread's end could no longer be told.

@@ -8,7 +8,7 @@ import asyncio
 from contextvars import Context
 from typing import Any
 
-from pyrula.workflows.engine.run import Run, log, wake
+from pyrula.workflows.engine.run import Run, log
 
 __all__ = ["abandon"]
 
@@ -22,8 +22,7 @@ def abandon(run: Run, task: "asyncio.Task[Any]", waits_on: object, reason: str) 
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - there is no public way
     asyncio.tasks._unregister_task(task)  # noqa: SLF001 - there is no public way
     task.add_done_callback(_gone, context=Context())
-    dead = run.resisting(task, waits_on)
-    task.add_done_callback(lambda _: wake(dead), context=Context())
+    run.remains.on_left_behind(task, waits_on)
 
 
 def _gone(task: "asyncio.Task[Any]") -> None:

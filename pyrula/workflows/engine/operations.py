@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import StepDefinition
 from pyrula.workflows.engine.attempts import error_from, perform
-from pyrula.workflows.engine.run import RUN, Run, Torn
+from pyrula.workflows.engine.remains import Torn
+from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.replay.journal import Entry
 from pyrula.workflows.replay.machine import Operation
 

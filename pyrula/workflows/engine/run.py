@@ -1,4 +1,4 @@
-"""The state of one run while it is in memory, and what its host gives and takes.
+"""The state of one run while it is in memory.
 
 `RUN` is the run whose code executes now. It is set in the context of the body and of all tasks the body starts;
 everything of the engine's own (steps, timers, callbacks) executes in a context in which it is None.
@@ -13,112 +13,23 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final
 
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.engine.host import Host, Outcome, Output, Status
+from pyrula.workflows.engine.parts import CrewLike, DriveLike
 from pyrula.workflows.engine.places import still_armed
+from pyrula.workflows.engine.remains import Remains
 from pyrula.workflows.errors import LeaseLost, NonDeterminismError, PyrulaError, SerializationError
 from pyrula.workflows.model import MAX_ENTRIES, MAX_JOURNAL
 from pyrula.workflows.replay.journal import Entry, Journal
 from pyrula.workflows.replay.machine import Machine
 
-__all__ = ["RUN", "Host", "Outcome", "Output", "Run", "Status", "Torn", "under_alarm", "wake"]
+__all__ = ["RUN", "Run", "log", "under_alarm"]
 
 log = logging.getLogger("pyrula.workflows")
-
-Status: TypeAlias = Literal["completed", "failed", "cancelled", "paused", "cut"]
-
-
-class Output(NamedTuple):
-    """A message that `ctx.send` buffered, as it will be produced."""
-
-    topic: str
-    value: bytes | None
-    key: bytes | None
-    headers: tuple[tuple[str, bytes], ...]
-    partition: int | None
-    timestamp_ms: int | None
-
-
-class Outcome:
-    """How a body ended. `error` is set for "failed" and "paused", `value` for "completed" (as the body returned it)."""
-
-    __slots__ = ("error", "status", "value")
-
-    def __init__(self, status: Status, value: Any = None, error: BaseException | None = None) -> None:
-        self.status = status
-        self.value = value
-        self.error = error
-
-    def __repr__(self) -> str:
-        return f"Outcome({self.status!r}, value={self.value!r}, error={self.error!r})"
-
-
-class Host(Protocol):
-    """Who keeps the journals of runs; one object serves many."""
-
-    def append(self, run: "Any", index: int, entry: Entry | None) -> None:
-        """Queues a row for the next group commit, in order; None deletes the row."""
-
-    def durable(self, run: "Any") -> Awaitable[None] | None:
-        """None when all rows of the run are acknowledged, else what to await for it; that may raise LeaseLost."""
-
-    def record(self, run: "Any") -> object | None:
-        """What `ctx.record` shows."""
-
-
-class DriveLike(Protocol):
-    """What drives a suspended body in its caller's task."""
-
-    task: "asyncio.Task[Any]"
-    trusted: bool
-
-    def cut(self) -> None:
-        """The run was stopped: get rid of the body."""
-
-    def mark(self) -> None:
-        """The run has a crew from now on."""
-
-
-class TeardownLike(Protocol):
-    """What ends a crew's tasks."""
-
-    gone: bool
-
-    def begin(self) -> None:
-        """The run was stopped."""
-
-    async def wait(self) -> None:
-        """Until the tasks are gone."""
-
-
-class CrewLike(Protocol):
-    """The full machinery of a run, as far as the straight path has to know it."""
-
-    executing: "set[asyncio.Task[Any]]"
-
-    @property
-    def teardown(self) -> TeardownLike:
-        """What ends its tasks."""
-
-    def count(self) -> object:
-        """Counts an operation that nothing is delivered for."""
-
-    async def ask(self, operation: Any) -> Any:
-        """Asks for an operation and waits for its delivery."""
-
-    async def hand_in(self, kind: str, name: str, op: str, answer: tuple[str, bytes, Any]) -> Any:
-        """Delivers what was executed on the straight path."""
-
-    def on_alarm(self, alarm: asyncio.TimerHandle) -> None:
-        """A timer was armed that would cancel the present task."""
-
-
-class Torn(asyncio.CancelledError):
-    """An operation was asked for in a run that is being torn down."""
-
 
 RUN: "ContextVar[Run | None]" = ContextVar("RUN", default=None)
 
@@ -127,10 +38,9 @@ class Run:
     """One body, one journal. See `Execution`, which drives it."""
 
     __slots__ = (
-        "_dead",
-        "_grown",
+        "_remains",
+        "_result",
         "_run_id",
-        "_told",
         "alarms",
         "args",
         "attempt",
@@ -139,7 +49,6 @@ class Run:
         "crew",
         "definition",
         "drive",
-        "error",
         "flush",
         "host",
         "journal",
@@ -151,9 +60,7 @@ class Run:
         "outputs",
         "stopped",
         "straight",
-        "threads",
         "unfinished",
-        "value",
     )
 
     def __init__(
@@ -183,27 +90,39 @@ class Run:
         self.flush: Any = None
         self.outputs: list[Output] | None = None
         self.leftovers: tuple[asyncio.Future[Any], ...] = ()
-        self._reset()
+        self.machine: Machine | None = None
+        self.straight = True
+        self.stopped: Status | None = None
+        self._result: Any = None
+        self.body: Any = None
+        self.drive: DriveLike | None = None
+        self.crew: CrewLike | None = None
+        self.alarms: list[asyncio.TimerHandle] | None = None
+        self.unfinished: Coroutine[Any, Any, Outcome] | None = None
+        self._remains: Remains | None = None
         if journal is not None:
             note = journal.note("attempt", "")
             if note is not None:
                 self.attempt = loads(note.value or b"1")
 
-    def _reset(self) -> None:
-        self.machine: Machine | None = None
+    def reset(self) -> None:
+        """As before the body began; what the host added stays."""
+        self.leftovers = ()
+        self.outputs = self.machine = self.stopped = self._result = self.body = None
+        self.drive = self.crew = self.alarms = self.unfinished = self._remains = None
         self.straight = True
-        self.stopped: Status | None = None
-        self.error: BaseException | None = None
-        self.value: Any = None
-        self.threads: set[asyncio.Future[Any]] | None = None
-        self.body: Any = None
-        self.drive: DriveLike | None = None
-        self.crew: CrewLike | None = None
-        self.alarms: list[asyncio.TimerHandle] | None = None
-        self._told: set[Any] | None = None
-        self._dead: dict[Any, asyncio.Future[None]] | None = None
-        self._grown = 0
-        self.unfinished: Coroutine[Any, Any, Outcome] | None = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the run failed with, or was paused for."""
+        return self._result if self.stopped != "completed" else None
+
+    @property
+    def remains(self) -> Remains:
+        """Made when there is something to keep track of."""
+        if self._remains is None:
+            self._remains = Remains()
+        return self._remains
 
     @property
     def run_id(self) -> str:
@@ -234,8 +153,8 @@ class Run:
     def _watch_growth(self, journal: Journal) -> None:
         share = max(len(journal) / MAX_ENTRIES, journal.size / MAX_JOURNAL)
         level = 3 if share >= 1 else 2 if share >= 0.25 else 1
-        if level > self._grown:
-            self._grown = level
+        if level > journal.warned:
+            journal.warned = level
             log.warning(
                 "run %s (%s): its journal has %d entries and %d bytes, the limits are %d and %d",
                 self.run_id, self.definition.name, len(journal), journal.size, MAX_ENTRIES, MAX_JOURNAL,
@@ -243,12 +162,12 @@ class Run:
         if level == 3:
             self.straight = False
 
-    def stop(self, status: Status, error: BaseException | None = None) -> bool:
-        """From here on nothing the body does counts. False if it was stopped before."""
+    def stop(self, status: Status, result: Any = None) -> bool:
+        """Nothing the body does counts from here on. `result` is a value or an error. False if it was stopped before."""
         if self.stopped is not None:
             return False
         self.stopped = status
-        self.error = error
+        self._result = result
         self.straight = False
         if self.crew is not None:
             self.crew.teardown.begin()
@@ -309,30 +228,12 @@ class Run:
         return deadline - now
 
     async def refuse(self) -> None:
-        """Tear-down: the first operation a task asks for raises, the next one never returns."""
-        task = asyncio.current_task()
-        if self._told is None:
-            self._told = set()
-        if task not in self._told:
-            self._told.add(task)
-            raise Torn(f"run {self.run_id} is being torn down ({self.stopped})")
-        if self._dead is not None and task in self._dead:
-            wake(self._dead[task])
-        await _Forever(loop=asyncio.get_running_loop())
-
-    def resisting(self, task: "asyncio.Task[Any]", waits_on: object) -> "asyncio.Future[None]":
-        """A leftover for a task that is left behind: done when the task is, or waits for ever and does no more."""
-        if self._dead is None:
-            self._dead = {}
-        self._dead[task] = dead = asyncio.get_running_loop().create_future()
-        if isinstance(waits_on, _Forever) and not waits_on.done():
-            dead.set_result(None)
-        return dead
+        """Answers an operation that is asked for in tear-down: raises Torn, or never returns."""
+        await self.remains.refuse(f"run {self.run_id} is being torn down ({self.stopped})")
 
     def still_alive(self) -> "tuple[asyncio.Future[Any], ...]":
         """The leftovers: threads and resisting tasks that haven't ended."""
-        alive = [*(self.threads or ()), *(self._dead or {}).values()]
-        return tuple(future for future in alive if not future.done())
+        return () if self._remains is None else self._remains.alive()
 
     async def fail(self, error: BaseException) -> None:
         """Ends the run with an error that the body can't handle."""
@@ -361,16 +262,6 @@ def under_alarm(run: Run) -> NonDeterminismError:
         "is cancelled would depend on a clock, which a replay can't repeat; use `async with ctx.timeout(seconds):`, "
         "whose end is journaled, or the step's own timeout="
     )
-
-
-def wake(waiter: "asyncio.Future[None]") -> None:
-    """Resolves a future that may be done already."""
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-class _Forever(asyncio.Future[None]):
-    """Never resolved."""
 
 
 def _hand_on(own: "asyncio.Future[None]", done: "asyncio.Future[None]") -> None:

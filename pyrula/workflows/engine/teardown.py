@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from pyrula.workflows.engine.drive import ROUND_SECONDS, ROUNDS
 from pyrula.workflows.engine.leftovers import abandon
-from pyrula.workflows.engine.run import Run, wake
+from pyrula.workflows.engine.remains import wake
+from pyrula.workflows.engine.run import Run
 
 __all__ = ["Teardown"]
 

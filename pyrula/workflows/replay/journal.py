@@ -72,7 +72,7 @@ def decode_row(data: bytes) -> tuple[Entry, str | None]:
 class Journal:
     """The rows of one run, by index. `recorded` are the deliveries it was loaded with: what a replay has to meet."""
 
-    __slots__ = ("_notes", "_rows", "loose_from", "next_index", "recorded", "size")
+    __slots__ = ("_notes", "_rows", "loose_from", "next_index", "recorded", "size", "warned")
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, Entry]] = []
@@ -81,6 +81,7 @@ class Journal:
         self.next_index = 0
         self.size = 0
         self.loose_from: int | None = None
+        self.warned = 0
 
     def __len__(self) -> int:
         return len(self._rows)
