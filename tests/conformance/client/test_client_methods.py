@@ -292,3 +292,25 @@ async def test_every_method_follows_a_chain_to_its_live_run(client: WorkflowClie
     assert not waiting.done()
     await link.complete(["A-1"])
     assert await waiting == ["A-1"]
+
+
+async def test_cancel_and_the_final_status_agree_however_they_race(client: WorkflowClient, holder: Holder) -> None:
+    async def race(number: int) -> None:
+        run = await client.submit("client_cart")
+        held = await holder.take()
+        both = [held.complete([]), run.cancel(timeout=5)]
+        if number % 2:
+            both.reverse()
+        answers = await asyncio.gather(*both)
+        assert [answer for answer in answers if answer is not None] == [await run.status()] == ["completed"]
+
+    for number in range(50):
+        await race(number)
+
+
+async def test_cancel_of_a_queued_run_and_its_first_claim_agree(client: WorkflowClient, holder: Holder) -> None:
+    for _ in range(50):
+        run = await client.submit("client_cart")
+        status, claims = await asyncio.gather(run.cancel(timeout=0), holder.store.claim("w", [("client_cart", "1")], 1))
+        assert status == await run.status()
+        assert len(claims.runs) == (0 if status == "cancelled" else 1)
