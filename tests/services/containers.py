@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tests.services.child import free_port
+from tests.services.child import ServiceUnavailable, free_port
 from tests.services.kafka import wait_for_broker
 from tests.services.kafka_jars import KAFKA_VERSION
 from tests.services.valkey import wait_for_valkey
@@ -99,8 +99,13 @@ def _published(container: "DockerContainer", inside: int, port: int) -> "DockerC
 
 @contextlib.contextmanager
 def _started(container: "DockerContainer") -> Iterator[None]:
-    container.start()
+    from docker.errors import DockerException
+
     try:
+        try:
+            container.start()
+        except DockerException as refusal:
+            raise ServiceUnavailable(f"Docker's engine could not start {container.image}: {refusal}") from None
         yield
     finally:
         container.stop()
