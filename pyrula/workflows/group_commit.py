@@ -243,9 +243,8 @@ class GroupCommit:
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._starting = None
-        # a copy, since an eager task factory would enter the context this runs in a second time
-        context = self._context.copy()
-        self._task = loop.create_task(self._flush_all(), name="pyrula-group-commit", context=context)
+        # the task copies the context this runs in, which is not that of whoever queued the first row
+        self._task = loop.create_task(self._flush_all(), name="pyrula-group-commit")
 
     async def _flush_all(self) -> None:
         try:
@@ -253,7 +252,7 @@ class GroupCommit:
                 await self._flush()
                 # what the last flush woke may join the next one
                 await asyncio.sleep(0)
-        except Exception as error:  # noqa: BLE001 - a fault of ours or the store's; nobody may wait for ever for it
+        except Exception as error:
             logger.exception("the journal's flusher failed")
             self._fail_all(error)
         finally:

@@ -82,9 +82,12 @@ async def test_a_batch_of_the_largest_size_and_values_of_a_mebibyte(store: Sourc
 
 async def test_a_batch_far_over_the_limit_is_still_written(store: SourceStore) -> None:
     token = (await store.claim_source(SOURCE, 1)).token
-    rows = [Row(number, 0, b"%d" % number) for number in range(0, 90_000, 3)]
-    await append(store, token, *rows)
-    assert (await store.claim_source(SOURCE, 2)).rows == rows
+    wide = [Row(number, 0, b"%d" % number) for number in range(0, 90_000, 3)]
+    deep = [Row(100_000, index, b"%d" % index) for index in range(20_000)]
+    await append(store, token, *wide, *deep)
+    assert (await store.claim_source(SOURCE, 1)).rows == [*wide, *deep]
+    await append(store, token, *[(row.position, row.index, b"") for row in deep])
+    assert (await store.claim_source(SOURCE, 1)).rows == wide
 
 
 async def test_high_only_rises_and_the_witness_stays_until_another_comes(store: SourceStore) -> None:

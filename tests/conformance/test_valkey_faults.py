@@ -157,6 +157,22 @@ async def test_a_flush_that_arrives_after_its_second_sending_changes_nothing(far
     assert (await far.claim_source(SOURCE, 1)).rows == [Row(1, 0, b"begin"), Row(1, 1, b"value")]
 
 
+async def test_a_claim_that_arrives_after_its_second_sending_undoes_no_release(
+    far: ValkeyStore, proxy: Proxy, valkey_store: ValkeyStore
+) -> None:
+    await far.claim_source(NEIGHBOUR, 1)
+    proxy.requests = "hold"
+    claiming = asyncio.create_task(far.claim_source(SOURCE, 1))
+    await wait_until(lambda: len(proxy.held) == 1, "the first sending is held")
+    held, proxy.held = proxy.held, []
+    proxy.requests = "pass"
+    await far.release_source(SOURCE, (await claiming).token)
+    proxy.held = held
+    await proxy.release()
+    await asyncio.sleep(0.1)
+    assert (await valkey_store.claim_source(SOURCE, 2)).crashes == 0
+
+
 async def test_a_pipeline_cut_anywhere_in_its_replies_is_sent_again_whole(far: ValkeyStore, proxy: Proxy) -> None:
     token = (await far.claim_source(SOURCE, 1)).token
     other = (await far.claim_source(NEIGHBOUR, 1)).token
