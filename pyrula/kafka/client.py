@@ -43,6 +43,8 @@ LEAVE_SECONDS = 1.5
 
 log = logging.getLogger("pyrula.kafka")
 
+LEAST_FETCH = 16 * 1024
+
 
 class Membership(NamedTuple):
     """One assignment of a group: commits made under it are refused by the broker once it is over."""
@@ -232,6 +234,11 @@ class GroupClient:
         """Fetch again from where the partition stands."""
         if partition in self._consumer.assignment():
             self._consumer.resume(partition)
+
+    def limit_fetches(self, size: int) -> None:
+        """Ask for about so many bytes of a partition at once, if that is less than the options say."""
+        limit = min(self._options.max_partition_fetch_bytes, max(size, LEAST_FETCH))
+        self._consumer._fetcher._max_partition_fetch_bytes = limit
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """The next record read is the first at or after `offset`."""

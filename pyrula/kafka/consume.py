@@ -331,6 +331,8 @@ class GroupConsumer:
         return Bounds(records, size, self._options.window_offsets, self._options.window_bytes)
 
     def _share_out(self) -> None:
+        # What a fetch brings comes on top of a buffer that is nearly full, for each partition.
+        self.client.limit_fetches(self._bounds().bytes // 2)
         for partition in self.partitions:
             partition.bounds = self._bounds()
             partition.check_bounds()
