@@ -116,11 +116,14 @@ def test_a_server_dies_with_a_starter_that_was_killed(tmp_path: Path) -> None:
         from tests.services.valkey import ValkeyServer
         server = ValkeyServer()
         server.start()
-        print("server", server.pid)
+        print("server", server.pid, server.socket_path)
         input()
     """
     with WorkerProcess(textwrap.dedent(program).replace("input()", "import signal; signal.pause()")) as starter:
-        server = int(starter.wait_for_line(r"server (\d+)").group(1))
+        said = starter.wait_for_line(r"server (\d+) (\S+)")
+        server, folder = int(said.group(1)), Path(said.group(2)).parent
         assert psutil.pid_exists(server)
+        assert folder.is_dir()
         starter.kill()
         wait_until(lambda: not psutil.pid_exists(server), description="the server to be gone")
+        wait_until(lambda: not folder.exists(), description="its folder to be gone")

@@ -1,8 +1,8 @@
 """A server as a child process: its folder, its log, and the certainty that it ends when we do.
 
 Each child is a session of its own, so that Ctrl-C reaches us alone and we decide the order in which things end. A
-second, tiny child waits on a pipe from us and kills the server when that pipe closes: also after a SIGKILL of this
-process, whatever thread started the server.
+second, tiny child waits on a pipe from us. When that pipe closes, so also after a SIGKILL of this process and whatever
+thread started the server, it kills the server and removes its folder.
 """
 
 import contextlib
@@ -17,7 +17,9 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-_WATCHDOG = 'read -r _; kill -9 "$1" 2>/dev/null'
+_WATCHDOG = 'read -r _; kill -9 "$1" 2>/dev/null; rm -rf "$2"'
+# in a child's folder: what it printed, over all its runs
+LOG = "output.txt"
 
 
 class ServiceUnavailable(Exception):
@@ -43,9 +45,9 @@ def temporary_folder(prefix: str) -> Path:
 class Child:
     """One run of one server process. Not restarted: a restart makes another Child."""
 
-    def __init__(self, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
-        self.log = log
-        with log.open("ab") as output:
+    def __init__(self, command: Sequence[str], *, folder: Path, env: Mapping[str, str] | None = None) -> None:
+        self.log = folder / LOG
+        with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
@@ -55,7 +57,7 @@ class Child:
                 start_new_session=True,
             )
         self._watchdog = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(self._process.pid)],
+            ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(self._process.pid), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -82,7 +82,7 @@ class KafkaServer:
             self._format(java, jars, self._folder)
         command = [java, f"-Xmx{self._heap_mb}m", f"-Xms{self._heap_mb // 2}m", "-XX:+UseSerialGC"]
         command += [*_java_options(jars), "kafka.Kafka", str(self._folder / "server.properties")]
-        self._child = Child(command, log=self._folder / "server.log")
+        self._child = Child(command, folder=self._folder)
         self._child.wait_ready(lambda: broker_answers(self.bootstrap), name="Kafka", timeout=_START_TIMEOUT)
 
     def stop(self) -> None:

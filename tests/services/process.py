@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil
 
-from tests.services.child import Child, remove_folder, temporary_folder
+from tests.services.child import LOG, Child, remove_folder, temporary_folder
 from tests.services.waiting import wait_until
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -32,12 +32,12 @@ class WorkerProcess:
             script = program.resolve()
         self._command = [sys.executable, "-u", str(script), *arguments]
         self._env = {"PYTHONPATH": str(_ROOT), **(env or {})}
-        self._log = self._folder / "output.txt"
+        self._log = self._folder / LOG
         self._child: Child | None = None
 
     def start(self) -> Self:
         assert self._child is None or not self._child.running, "the program is still running"
-        self._child = Child(self._command, log=self._log, env=self._env)
+        self._child = Child(self._command, folder=self._folder, env=self._env)
         return self
 
     @property

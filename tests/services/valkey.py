@@ -110,7 +110,7 @@ class ValkeyServer:
         command = [binary]
         for name, value in settings.items():
             command += [f"--{name}", value]
-        self._child = Child(command, log=self._folder / "server.log")
+        self._child = Child(command, folder=self._folder)
         self._child.wait_ready(lambda: valkey_answers("127.0.0.1", self._port), name="Valkey", timeout=_START_TIMEOUT)
 
     def stop(self) -> None:
