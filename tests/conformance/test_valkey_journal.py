@@ -149,6 +149,23 @@ async def test_a_bucket_of_large_values_is_swept_at_once(
     assert len(await journal.fields(0)) == 290
 
 
+async def test_thousands_of_fields_are_swept_at_once(valkey_store: ValkeyStore, token: Token, journal: Journal) -> None:
+    await write(valkey_store, token, *[(position, index, b"x") for position in range(1000) for index in range(10)])
+    await valkey_store.prune_source(SOURCE, token, 999, None)
+    assert await journal.fields(0) == {b"999.%d" % index for index in range(10)}
+
+
+async def test_what_is_written_after_positions_were_lowered_is_swept_again(
+    valkey_store: ValkeyStore, token: Token, journal: Journal
+) -> None:
+    await write(valkey_store, token, (5, 0, b"x"), (50, 0, b"x"))
+    await valkey_store.prune_source(SOURCE, token, 40, None)
+    await valkey_store.lower_source(SOURCE, token, 0)
+    await write(valkey_store, token, (7, 0, b"x"))
+    await valkey_store.prune_source(SOURCE, token, 10, None)
+    assert await journal.fields(0) == {b"50.0"}
+
+
 async def test_a_journal_far_ahead_of_an_old_one_is_read_without_looking_between(
     valkey_store: ValkeyStore, token: Token, journal: Journal
 ) -> None:
@@ -190,7 +207,7 @@ async def test_a_hundred_thousand_rows_are_read_in_pages(
 
 
 async def test_one_bucket_may_hold_everything(valkey_store: ValkeyStore, token: Token, journal: Journal) -> None:
-    rows = [Row(5, index, b"%d" % index) for index in range(30_000)]
+    rows = [Row(5, index, b"%050d" % index) for index in range(30_000)]
     await write(valkey_store, token, *rows)
     assert (await valkey_store.claim_source(SOURCE, 2)).rows == rows
     token = Token(1, 2)
