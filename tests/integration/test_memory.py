@@ -38,7 +38,7 @@ BLOCKING = textwrap.dedent("""
         task = asyncio.create_task(worker.run())
         while worker.stats() == [] or worker.stats()[0].partitions < int(partitions):
             await asyncio.sleep(0.05)
-        while True:
+        while not task.done():
             (stats,) = worker.stats()
             print("held", stats.buffered, stats.in_flight)
             await asyncio.sleep(0.2)
@@ -70,7 +70,8 @@ def test_a_backlog_is_not_read_into_memory(
         with program as worker:
             worker.wait_for_line("^held 0 0$", timeout=60)
             before = peak = worker.rss_bytes
-            worker.kill()
+            worker.terminate()
+            worker.wait()
             messages = (Message(None, value, partition=n % partitions) for n in range(count))
             # A batch comes whole, so it is what a partition holds at least.
             rig.topics.produce(rig.topic, messages, **{"batch.num.messages": 5 if partitions > 6 else 1_000})
