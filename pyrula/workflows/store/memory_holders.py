@@ -216,14 +216,16 @@ class MemoryRunHolder:
             chain = self._board.find(lease.run_id)
         except RunNotFoundError:
             raise LeaseLost(f"run {lease.run_id} is not in the store any more") from None
-        if chain.finished and chain.ended_by == lease[1:]:
+        continues = end.status == "continued_as_new"
+        if not continues and chain.finished and chain.ended_by == lease[1:]:
             return Finished(chain.status, chain.unread())
-        if chain.continued_by == lease[1:] and (chain.worker, chain.epoch) == (lease.worker, lease.epoch + 1):
+        following = (lease.worker, lease.epoch + 1)
+        if continues and chain.continued_by == lease[1:] and (chain.worker, chain.epoch) == following:
             return Finished(RunStatus.CONTINUED_AS_NEW, next=self._claimed(chain))
         chain = self._board.held_by(lease)
         self._write(chain, change)
         chain.events += end.events
-        if end.status == "continued_as_new":
+        if continues:
             return Finished(RunStatus.CONTINUED_AS_NEW, next=self._continue(chain, end))
         chain.ended_by = (lease.worker, lease.epoch)
         self._board.end(chain, RunStatus(end.status), end.value, end.error)

@@ -62,12 +62,21 @@ class Claimer:
     def __init__(self, runs: RunLink) -> None:
         self._runs = runs
         self._tours: dict[str, Tour] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
         self._sequence = itertools.count(secrets.randbits(48) << 8)
 
     def forget(self, worker: str) -> None:
         self._tours.pop(worker, None)
+        self._turns.pop(worker, None)
 
     async def claim(self, worker: str, served: Sequence[tuple[str, str]], n: int) -> Claims:
+        # one at a time: a shard remembers its answer to a worker's last claim only
+        async with self._turns.setdefault(worker, asyncio.Lock()):
+            taken, due = await self._take(worker, served, n)
+        claimed = await asyncio.gather(*(self._complete(worker, run) for run in taken))
+        return Claims(tuple(claimed), due)
+
+    async def _take(self, worker: str, served: Sequence[tuple[str, str]], n: int) -> tuple[list[Any], float | None]:
         stamps = dict(served)
         stamped = [class_of(*pair) for pair in served]
         unstamped = [class_of(name, None) for name in stamps]
@@ -85,8 +94,7 @@ class Claimer:
             if len(taken) >= n or not any(runs for _, runs in replies) or self._runs.shards == 1:
                 break
         dues = [seconds for text in (due, *(due for due, _ in replies)) if (seconds := seconds_of(text)) is not None]
-        claimed = await asyncio.gather(*(self._complete(worker, run) for run in taken))
-        return Claims(tuple(claimed), min(dues, default=None))
+        return taken, min(dues, default=None)
 
     async def _shares(self, worker: str, classes: Sequence[bytes], n: int) -> tuple[dict[int, int], bytes]:
         """How many runs to ask of each shard, and when the first timer of any falls due."""
