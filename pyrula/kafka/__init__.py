@@ -4,7 +4,7 @@
 """
 
 from pyrula.kafka.binding import Binding, check_bindings
-from pyrula.kafka.events import BindingHealth, BindingStats, Health, RecordEvent
+from pyrula.kafka.events import BindingHealth, BindingStats, Health, RecordEvent, Unfinished
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.record import Record
 from pyrula.kafka.serde import BytesSerde, JsonSerde, RecordError, Serde, StrSerde
@@ -24,5 +24,6 @@ __all__ = [
     "RecordEvent",
     "Serde",
     "StrSerde",
+    "Unfinished",
     "check_bindings",
 ]

@@ -254,6 +254,14 @@ class GroupClient:
         state = assignment.state_value(partition)
         return state.position if state.has_valid_position else None
 
+    def end(self, partition: TopicPartition) -> int | None:
+        """The offset after the last readable record as of the last fetch; None before that."""
+        if partition not in self._consumer.assignment():
+            return None
+        consumer = self._consumer
+        committed_only = self._options.isolation_level == "read_committed"
+        return consumer.last_stable_offset(partition) if committed_only else consumer.highwater(partition)  # type: ignore[no-any-return]
+
     def lists(self, partition: TopicPartition) -> bool:
         """Whether the cluster had the partition when it was last asked; a deleted topic is soon known to be gone."""
         return partition.partition in (self._consumer.partitions_for_topic(partition.topic) or ())

@@ -79,6 +79,10 @@ class GroupConsumer:
         """Partitions that run now."""
         return () if self.assignment is None else tuple(self.assignment.partitions.values())
 
+    def lag(self, partition: Partition) -> int:
+        """Offsets of a partition that are in the log and can't be committed yet, as far as its end is known."""
+        return max(0, (self.client.end(partition.tp) or 0) - partition.tracker.committable())
+
     async def start(self) -> None:
         """Join the group. `tasks` must then live as long as the worker."""
         await self.client.start(self._assigned, self._revoked)

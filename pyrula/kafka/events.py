@@ -49,9 +49,21 @@ def tell(observer: Observer, event: RecordEvent) -> None:
         log.exception("on_event raised for %r", event)
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A record that isn't done, and for how long it has been the oldest such one of its partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    run_id: str
+    seconds: float
+
+
 @dataclass(slots=True)
 class BindingStats:
-    """Counters of one binding since its worker started, and gauges of now."""
+    """Counters of one binding since its worker started, and gauges of now. `lag` counts to the end of the log as of the
+    last fetch, so it stands still while a partition isn't read."""
 
     binding: str
     completed: int = 0
@@ -65,6 +77,7 @@ class BindingStats:
     buffered: int = 0
     partitions: int = 0
     lag: int = 0
+    oldest: Unfinished | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ by SIGTERM or SIGINT, both of which drain; a second signal ends it at once.
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +15,7 @@ from pyrula.kafka.binding import Binding, check_bindings
 from pyrula.kafka.consume import GroupConsumer
 from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.events import BindingHealth, BindingStats, Health, Observer
+from pyrula.kafka.oldest import OldestWatch
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.outputs import Outputs
 from pyrula.kafka.partition import Partition
@@ -79,6 +81,7 @@ class KafkaWorker:
         self._commits: GroupCommit | None = None
         self._topics: dict[GroupConsumer, TopicWatch] = {}
         self._looking: list[asyncio.Task[None]] = []
+        self._oldest = OldestWatch()
 
     def stop(self) -> None:
         """Drain and end: run() returns within drain_timeout and a little. May be called from anywhere: a signal's
@@ -120,6 +123,10 @@ class KafkaWorker:
             partitions = self._partitions_of(pool.binding)
             stats.in_flight = pool.in_flight
             stats.buffered = sum(partition.buffered for partition in partitions)
+            stats.lag = sum(
+                group.lag(one) for group in self._groups for one in group.partitions if one.binding is pool.binding
+            )
+            stats.oldest = self._oldest.of(partitions, monotonic())
             answers.append(stats)
         return answers
 
@@ -243,6 +250,7 @@ class KafkaWorker:
                 for group in self._groups:
                     if group.failure is not None:
                         raise group.failure
+                self._oldest.look((one for group in self._groups for one in group.partitions), monotonic())
         finally:
             stopping.cancel()
 

@@ -5,6 +5,8 @@ import textwrap
 
 import pytest
 
+from pyrula.kafka import BindingStats
+from pyrula.kafka.record import parse_run_id
 from pyrula.workflows import Context, step, workflow
 from tests.integration.rig import Rig
 from tests.services.process import WorkerProcess
@@ -131,6 +133,30 @@ async def test_a_stuck_partition_does_not_starve_the_others(rig: Rig, ordering: 
         gate.set()
         await rig.until_drained()
     assert len(done) == 25_000
+
+
+async def test_a_body_that_never_ends_is_named_with_its_age(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pyrula.kafka.oldest.OLD_SECONDS", 0.5)
+    await rig.create(partitions=2)
+    await rig.produce(Message(None, b"block" if n == 4 else b"go", partition=1) for n in range(10))
+    async with rig.running(rig.binding(gated)) as running:
+
+        def stats() -> BindingStats:
+            return running.worker.stats()[0]
+
+        await rig.until(lambda: (oldest := stats().oldest) and oldest.seconds > 1.5, "its age to grow")
+        oldest = stats().oldest
+        assert oldest is not None
+        assert (oldest.topic, oldest.partition, oldest.offset) == (rig.topic, 1, 4)
+        address = parse_run_id(oldest.run_id)
+        assert (address.partition, address.offset) == (1, 4)
+        assert (stats().lag, stats().completed, stats().in_flight) == (6, 9, 1)
+        assert caplog.text.count(f"{rig.topic}[1] offset 4 (run {oldest.run_id}) has been unfinished") == 1
+        gate.set()
+        await rig.until_drained()
+        await rig.until(lambda: (stats().lag, stats().oldest) == (0, None), "the gauges to be empty")
 
 
 async def test_the_window_holds_behind_an_unfinished_record_and_says_which(rig: Rig) -> None:
