@@ -1,6 +1,7 @@
 """A group of workers as processes, one topic that they work on, and the file their bodies count themselves in."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,8 @@ from tests.services.process import WorkerProcess
 from tests.services.topics import Message, Topics
 from tests.services.waiting import wait_until
 
+# With PYRULA_SOAK=1 tests take as long as a doubt may need.
+SOAK = os.environ.get("PYRULA_SOAK") == "1"
 PROGRAM = Path(__file__).parent / "programs" / "member.py"
 
 

@@ -1,17 +1,13 @@
 """Members that come and go: nothing is lost, nothing that ended runs again, keys keep their order."""
 
-import os
 import random
 import time
 from collections.abc import Callable
 
-from tests.guarantees.members import Members
+from tests.guarantees.members import SOAK, Members
 from tests.guarantees.observers import done, out_of_order, overlaps, repeated_steps, skipped
 from tests.services.process import WorkerProcess
 from tests.services.waiting import wait_until
-
-# With PYRULA_SOAK=1 for as long as a doubt may need.
-SOAK = os.environ.get("PYRULA_SOAK") == "1"
 
 NewGroup = Callable[..., Members]
 
@@ -70,7 +66,7 @@ def test_restarts_under_load_end_no_other_worker(new_group: NewGroup) -> None:
         options = {"commit_interval": 0.1, "drain_timeout": 2}
         workers = [group.start(options=options) for _ in range(3)]
         group.wait_assigned(*workers)
-        until = time.monotonic() + (120 if SOAK else 14)
+        until = time.monotonic() + (120 if SOAK else 9)
         with group.load(120):
             while time.monotonic() < until:
                 worker = workers.pop(0)
@@ -97,7 +93,7 @@ def test_a_storm_of_rebalances_skips_no_record(new_group: NewGroup) -> None:
         options = {"drain_timeout": 0.2, "commit_interval": 0.5}
         workers = [group.start("mixed", 0.4, options=options) for _ in range(2)]
         group.wait_assigned(*workers)
-        until = time.monotonic() + (300 if SOAK else 16)
+        until = time.monotonic() + (300 if SOAK else 11)
         with group.load(60, keys=300):
             while time.monotonic() < until:
                 if len(workers) < 3 or (len(workers) == 3 and rng.random() < 0.5):
@@ -125,7 +121,7 @@ def test_every_partition_moves_away_and_back(new_group: NewGroup) -> None:
     with new_group(partitions=4) as group:
         here = group.start()
         group.wait_assigned(here)
-        for _ in range(2):
+        for _ in range(4 if SOAK else 2):
             group.produce(100)
             there = group.start()
             group.wait_assigned(there)
