@@ -168,6 +168,41 @@ async def test_a_stopped_record_goes_on_at_its_failed_step_at_the_next_start(rig
     assert completed == [1, 0]
 
 
+async def test_attempts_are_counted_across_starts(rig: Rig) -> None:
+    await rig.create()
+    await rig.produce(numbers(2))
+    failing.update({0, 1})
+    long = Retry(max_attempts=3, initial=60.0, factor=1.0, jitter=0.0)
+    for start in (1, 2):
+        async with rig.running(rig.binding(plain, retry=long)) as running:
+            await rig.until(lambda running=running: len(running.told("retrying")) == 2, "both to wait for their retry")
+            assert {event.attempt for event in running.told("retrying")} == {start}
+    failing.discard(1)
+    async with rig.running(rig.binding(plain, retry=long)) as running:
+        await rig.until_drained()
+        assert [event.attempt for event in running.told("completed")] == [3]
+    (letter,) = await rig.read(rig.letters)
+    assert (letter.value, told(letter)["attempts"]) == (b"0", "3")
+    assert sorted(attempts) == [1, 1, 2, 2, 3, 3]
+
+
+async def test_a_run_that_took_too_long_is_tried_again_from_its_journal(rig: Rig) -> None:
+    @workflow(name="letters.slow_once")
+    async def body(ctx: Context, n: int) -> None:
+        attempts.append(ctx.run.attempt)
+        await ctx.step(first, n)
+        if ctx.run.attempt == 1:
+            await release.wait()
+        completed.append(n)
+
+    await rig.create()
+    await rig.produce(numbers(1))
+    async with rig.running(rig.binding(body, run_timeout=0.3, retry=QUICK)):
+        await rig.until_drained()
+    assert (attempts, calls["first"], completed) == ([1, 2], 1, [0])
+    assert await rig.read(rig.letters) == []
+
+
 @pytest.mark.parametrize("stubborn", [False, True])
 async def test_a_run_that_takes_too_long_is_dead_lettered(rig: Rig, stubborn: bool) -> None:
     @workflow(name="letters.forever")
@@ -227,6 +262,23 @@ async def test_a_dead_letter_topic_that_is_deleted_while_the_worker_runs(rig: Ri
         await rig.until_drained()
         await rig.until(lambda: running.health.state == "healthy", "health to recover")
     assert [letter.value for letter in await rig.read(rig.letters)] == [b"1"]
+
+
+async def test_many_letters_wait_for_their_topic(rig: Rig) -> None:
+    """More than may be in flight at once."""
+    await rig.create(partitions=2, letters=False)
+    await rig.produce(numbers(400, partitions=2))
+    failing.update(range(0, 400, 2))
+    async with rig.running(rig.binding(plain, max_concurrency=16)) as running:
+        await rig.until_committed(200, partition=1)
+        (stats,) = running.worker.stats()
+        assert 0 < stats.in_flight <= 16
+        assert stats.dead_lettered == 0
+        await asyncio.to_thread(rig.topics.create, rig.letters)
+        await rig.until_drained()
+    letters = await rig.read(rig.letters)
+    assert [int(letter.value or b"") for letter in letters] == list(range(0, 400, 2))
+    assert len(attempts) == 400
 
 
 @workflow(name="letters.sending")

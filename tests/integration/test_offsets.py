@@ -150,6 +150,44 @@ async def test_an_offset_that_aged_out_is_told_and_left(rig: Rig, caplog: pytest
     assert "8 offsets from 2 to 9" in caplog.text
 
 
+@pytest.mark.parametrize("policy", ["earliest", "stop"])
+async def test_an_offset_past_the_end_means_another_log(
+    rig: Rig, caplog: pytest.LogCaptureFixture, policy: str
+) -> None:
+    await rig.create()
+    await rig.produce(numbered(10))
+    await asyncio.to_thread(rig.topics.commit, rig.group, rig.topic, {0: Committed(500, "")})
+    seen = Seen()
+    async with rig.running(rig.binding(seen.workflow, on_out_of_range=policy)) as running:
+        if policy == "stop":
+            await rig.until(lambda: running.health.state == "unhealthy", "health to tell")
+            assert "past the log's end 10" in running.reasons
+        else:
+            await rig.until(lambda: len(seen.runs) == 10, "all records to run")
+            await rig.until_drained()
+    assert seen.runs == Counter([] if policy == "stop" else range(10))
+    assert "past the log's end 10" in caplog.text
+
+
+async def test_a_changed_binding_runs_nothing_again_that_was_done(rig: Rig) -> None:
+    await rig.create()
+    await rig.produce(Message(b"k%d" % (n % 9), b"%d" % n) for n in range(100))
+    seen = Seen()
+    seen.blocked = {3}
+    async with rig.running(rig.binding(seen.workflow, ordering="unordered")) as running:
+        await rig.until(lambda: len(running.told("completed")) == 99, "all others to complete")
+        await rig.until_committed(3)
+    others: list[int] = []
+
+    @workflow(name="offsets.another", version="7")
+    async def another(ctx: Context, n: int) -> None:
+        others.append(n)
+
+    async with rig.running(rig.binding(another, max_concurrency=3, ordering="partition", on_failure="stop")):
+        await rig.until_drained()
+    assert others == [3]
+
+
 async def test_what_was_done_above_an_offset_that_aged_out_stays_done(rig: Rig) -> None:
     await rig.create()
     await rig.produce(numbered(100))
