@@ -16,14 +16,15 @@ from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import dumps, encode_message, loads
 from pyrula.workflows.definition import StepDefinition, step_of
 from pyrula.workflows.engine.as_completed import AsCompleted
-from pyrula.workflows.engine.attempts import error_from, pause, perform
+from pyrula.workflows.engine.attempt import pause
+from pyrula.workflows.engine.attempts import error_from, perform
 from pyrula.workflows.engine.host import Output
 from pyrula.workflows.engine.operations import InstantOperation, SleepOperation, StepOperation
 from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.engine.timeout import Timeout
 from pyrula.workflows.errors import NonDeterminismError, SerializationError
 from pyrula.workflows.model import MAX_VALUE, RunInfo
-from pyrula.workflows.replay.journal import Entry
+from pyrula.workflows.replay.journal import Entry, delivery
 
 __all__ = ["Context"]
 
@@ -79,7 +80,7 @@ class Context:
         kind, data, answer = await perform(run, op, definition, args, kwargs)
         if not run.straight:
             return await self._hand_in("step", name, op, kind, data, answer)
-        run.write(Entry(kind, op, "step", name, clock, None, data))
+        run.write(delivery((kind, op, "step", name, clock, None, data)))
         if kind == "error":
             raise answer
         return answer
@@ -111,7 +112,7 @@ class Context:
         if not run.straight:
             await self._hand_in("sleep", "", op, "value", b"null", None)
             return
-        run.write(Entry("value", op, "sleep", "", clock, None, b"null"))
+        run.write(delivery(("value", op, "sleep", "", clock, None, b"null")))
 
     def timeout(self, seconds: float | timedelta) -> Timeout:
         """`async with ctx.timeout(5):` raises TimeoutError if the block takes longer. Its end is journaled."""
@@ -200,6 +201,8 @@ class Context:
         """Whether the run takes the new way of a change: False if its journal is older. It holds for the run."""
         run = self._run
         machine = run.machine or run.begin()
+        if machine.patches is None:
+            machine.patches = {}
         answer = machine.patches.get(change_id)
         if answer is None:
             noted = machine.journal.note("patch", change_id) is not None
@@ -236,7 +239,7 @@ class Context:
         if machine.left:
             return loads((await self._recorded(op, kind, "")).value or b"null")
         value = make()
-        run.write(Entry("value", op, kind, "", clock, None, dumps(value)))
+        run.write(delivery(("value", op, kind, "", clock, None, dumps(value))))
         return value
 
     async def _hand_in(self, opkind: str, name: str, op: str, *answer: Any) -> Any:
@@ -248,7 +251,7 @@ class Context:
             return await run.crew.hand_in(opkind, name, op, answer)
         kind, data, value = answer
         assert run.machine is not None
-        run.write(Entry(kind, op, opkind, name, run.machine.asked, None, data))
+        run.write(delivery((kind, op, opkind, name, run.machine.asked, None, data)))
         if kind == "error":
             raise value
         return value

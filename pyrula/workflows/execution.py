@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterator
 from contextvars import Context as Variables
 from contextvars import copy_context
 from copy import copy
-from typing import Any
+from typing import Any, Final
 from weakref import finalize
 
 from pyrula.workflows.codec import dumps, loads
@@ -43,29 +43,31 @@ class Execution(Run):
         """Runs the body until it suspends. Its outcome if it ended before that, else `finish()` has to be awaited."""
         if self.stopped is not None:
             return self._stopped()
+        journal = self.journal
+        # A journal with a head is of a run that had several tasks: only settled points tell where its entries belong.
+        straight = id(self.definition) not in _making_tasks and (journal is None or ("head", "") not in journal.notes)
         variables = copy_context()
-        variables.run(RUN.set, self)
-        straight, yielded = id(self.definition) not in _making_tasks, None
-        if self.journal is not None and self.journal.note("head", "") is not None:
-            straight = False  # it had several tasks: only settled points tell where its entries belong
+        self.body = body = _call(self)
+        if not straight:
+            variables.run(RUN.set, self)  # before the body begins: its first turn is the run's already
+            self.unfinished = self._with_crew(body, variables)
+            return None
+        steps = body.__await__()
         try:
-            if self.kwargs is None:
-                self.body = body = self.definition.fn(Context(self), *self.args)
-            else:
-                self.body = body = self.definition.fn(Context(self), *self.args, **self.kwargs)
-            if straight:
-                yielded = variables.run(body.send, None)
-        except StopIteration as stop:
-            outcome = self._returned(stop.value)
+            yielded = variables.run(next, steps, _ENDED)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever the body raised is its outcome
             outcome = self._raised(error)
         else:
-            self.unfinished = (
-                self._suspended(body, variables, yielded) if straight else self._with_crew(body, variables)
-            )
-            return None
+            if yielded is not _ENDED:
+                self.unfinished = self._suspended(steps, variables, yielded)
+                return None
+            if self.journal is None and self.stopped is None and self.crew is None:
+                self.stopped = "completed"
+                value = self._result
+                return COMPLETED if value is None else Outcome("completed", value)
+            outcome = self._returned()
         if self.crew is None:
             return outcome
         self.unfinished = self._crew_ends(outcome)
@@ -81,13 +83,13 @@ class Execution(Run):
         await self._crew_gone()
         return outcome
 
-    async def _suspended(self, body: Coroutine[Any, Any, Any], variables: Variables, yielded: Any) -> Outcome:
+    async def _suspended(self, steps: Any, variables: Variables, yielded: Any) -> Outcome:
         if self.on_suspend is not None:
             self.on_suspend()
-        drive = Drive(self, body, variables)
+        drive = Drive(self, steps, variables)
         self.drive = drive
         try:
-            value = await drive.carry(yielded)
+            await drive.carry(yielded)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -100,7 +102,7 @@ class Execution(Run):
             outcome = self._raised(error)
         else:
             self.drive = None
-            outcome = self._returned(value)
+            outcome = self._returned()
         self.leftovers = self.still_alive()
         return outcome if self.crew is None else await self._crew_ends(outcome)
 
@@ -115,7 +117,8 @@ class Execution(Run):
     async def _as_root(self, body: Coroutine[Any, Any, Any]) -> None:
         # The run is over in the very turn in which its body ends: nothing is delivered, nothing asked for after it.
         try:
-            self._returned(await body)
+            await body
+            self._returned()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever the body raised is its outcome
@@ -159,10 +162,7 @@ class Execution(Run):
         again.journal = again.journal.without(set())
         return again
 
-    def _returned(self, value: Any) -> Outcome:
-        if self.stopped is None and self.journal is None and self.crew is None:
-            self.stopped = "completed"
-            return COMPLETED if value is None else Outcome("completed", value)
+    def _returned(self) -> Outcome:
         if self.stopped is None:
             machine = self.machine
             if machine is None and self.journal is not None and self.journal.recorded:
@@ -170,7 +170,7 @@ class Execution(Run):
             if machine is not None and machine.left:
                 self.stop("paused", machine.returned_early())
             else:
-                self.stop("completed", value)
+                self.stop("completed", self._result)
         return self._stopped()
 
     def _raised(self, error: BaseException) -> Outcome:
@@ -195,6 +195,20 @@ class Execution(Run):
         if status == "completed":
             return Outcome(status, self._result)
         return Outcome(status, None, self.error if status in ("failed", "paused") else None)
+
+
+_ENDED: Final = object()
+
+
+async def _call(run: Execution) -> None:
+    """The body, in the run's own context."""
+    RUN.set(run)
+    if run.kwargs is None:
+        value = await run.definition.fn(Context(run), *run.args)
+    else:
+        value = await run.definition.fn(Context(run), *run.args, **run.kwargs)
+    if run.stopped is None:
+        run._result = value  # noqa: SLF001 - it is of this module's class
 
 
 _making_tasks: set[int] = set()

@@ -23,7 +23,7 @@ from pyrula.workflows.engine.settler import settler_of
 from pyrula.workflows.engine.teardown import Teardown
 from pyrula.workflows.engine.waits import Waits
 from pyrula.workflows.errors import NonDeterminismError, PyrulaError
-from pyrula.workflows.replay.journal import Entry
+from pyrula.workflows.replay.journal import Entry, delivery
 from pyrula.workflows.replay.mismatch import PYTHON
 
 __all__ = ["Crew", "RunTask"]
@@ -50,6 +50,7 @@ class Crew:
         self.run = run
         self.loop = loop
         self.machine = run.machine or run.begin()
+        self.machine.begin_waiting()
         self.salt = crc32(run.run_id.encode()) << 20
         self.live = not self.machine.left
         self.quiet = False
@@ -243,7 +244,7 @@ class Crew:
             if machine.journal.loose_from is None and self._several() and self._waits.outside():
                 self._loosen()
             machine.on_delivered(operation)
-            self._write(Entry(kind, operation.id, operation.kind, operation.name, machine.asked, None, data))
+            self._write(delivery((kind, operation.id, operation.kind, operation.name, machine.asked, None, data)))
             self.quiet = False
             operation.deliver(kind, answer)
             return True

@@ -5,7 +5,7 @@ body that resists three rounds is moved to a task of its own and left behind: th
 """
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Generator
 from contextvars import Context
 from types import coroutine
 from typing import Any, Final
@@ -44,7 +44,7 @@ class Drive:
         "trusted",
     )
 
-    def __init__(self, run: Run, body: Coroutine[Any, Any, Any], variables: Context) -> None:
+    def __init__(self, run: Run, body: Any, variables: Context) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._loop = asyncio.get_running_loop()

@@ -146,13 +146,14 @@ class Run:
         """Adds a row to the journal and queues it."""
         journal = self.journal
         assert journal is not None
-        self.host.append(self, journal.append(entry), entry)
-        if len(journal) >= _WARN_ROWS or journal.size >= _WARN_BYTES:
+        index = journal.append(entry)
+        self.host.append(self, index, entry)
+        if index >= _WARN_ROWS or journal.size >= _WARN_BYTES:
             self._watch_growth(journal)
 
     def _watch_growth(self, journal: Journal) -> None:
         share = max(len(journal) / MAX_ENTRIES, journal.size / MAX_JOURNAL)
-        level = 3 if share >= 1 else 2 if share >= 0.25 else 1
+        level = 3 if share >= 1 else 2 if share >= 0.25 else 1 if share >= 0.1 else 0
         if level > journal.warned:
             journal.warned = level
             log.warning(
@@ -163,7 +164,7 @@ class Run:
             self.straight = False
 
     def stop(self, status: Status, result: Any = None) -> bool:
-        """Nothing the body does counts from here on. `result` is a value or an error. False if it was stopped before."""
+        """Nothing the body does counts from here on. `result`: a value or an error. False if it was stopped before."""
         if self.stopped is not None:
             return False
         self.stopped = status

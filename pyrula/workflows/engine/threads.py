@@ -11,13 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any, Final
 
 __all__ = ["call_in_thread"]
 
 _IDLE_SECONDS: Final = 60.0
 
-_Call = tuple[asyncio.AbstractEventLoop, "asyncio.Future[tuple[bool, Any]]", Callable[[], Any]]
+Ended = tuple[bool, Any, float]
+"""Whether the call returned; its result or exception; when, by the monotonic clock that loops use."""
+
+_Call = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Ended]", Callable[[], Any]]
 
 
 class _Worker:
@@ -37,22 +41,23 @@ class _Worker:
                     continue
                 return
             try:
-                result = (True, call())
+                fine, result = True, call()
             except BaseException as error:  # noqa: BLE001 - all of it belongs to the one who called
-                result = (False, error)
+                fine, result = False, error
+            ended = (fine, result, monotonic())
             _idle.append(self)
             with suppress(RuntimeError):  # the loop is closed, nobody waits any more
-                loop.call_soon_threadsafe(_deliver, done, result, context=Context())
-            del loop, done, call, result
+                loop.call_soon_threadsafe(_deliver, done, ended, context=Context())
+            del loop, done, call, result, ended
 
 
 _idle: deque[_Worker] = deque()
 
 
-def call_in_thread(call: Callable[[], Any]) -> "asyncio.Future[tuple[bool, Any]]":
-    """Starts `call` in a thread; the future gives (True, its result) or (False, its exception)."""
+def call_in_thread(call: Callable[[], Any]) -> "asyncio.Future[Ended]":
+    """Starts `call` in a thread; the future tells how that ended."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[bool, Any]] = loop.create_future()
+    done: asyncio.Future[Ended] = loop.create_future()
     try:
         worker = _idle.pop()
     except IndexError:
@@ -62,6 +67,6 @@ def call_in_thread(call: Callable[[], Any]) -> "asyncio.Future[tuple[bool, Any]]
     return done
 
 
-def _deliver(done: "asyncio.Future[tuple[bool, Any]]", result: tuple[bool, Any]) -> None:
+def _deliver(done: "asyncio.Future[Ended]", ended: Ended) -> None:
     if not done.done():
-        done.set_result(result)
+        done.set_result(ended)

@@ -32,8 +32,8 @@ class Operation:
 class Machine:
     """One body against one journal.
 
-    `asked` is the clock, `cursor` the next recorded delivery, `left` how many there still are, `waiting` the operations
-    that were asked for and not delivered, in order of request, `patches` what this run was told about changes.
+    `asked` is the clock, `cursor` the next recorded delivery, `left` how many there still are, `patches` what the body
+    was told about changes. With several tasks, `waiting` has what was asked for and not delivered, in order of request.
     """
 
     __slots__ = ("_given_up", "_last", "asked", "cursor", "journal", "left", "patches", "waiting")
@@ -43,10 +43,17 @@ class Machine:
         self.asked = 0
         self.cursor = 0
         self.left = len(journal.recorded)
-        self.waiting: dict[str, Operation] = {}
-        self.patches: dict[str, bool] = {}
-        self._given_up: set[str] = set()
-        self._last: Operation | None = None
+        self.patches: dict[str, bool] | None = None
+
+    waiting: dict[str, Operation]
+    _given_up: set[str]
+    _last: Operation | None
+
+    def begin_waiting(self) -> None:
+        """The body has several tasks from now on."""
+        self.waiting = {}
+        self._given_up = set()
+        self._last = None
 
     def take_next(self, op: str, kind: str, name: str) -> Entry:
         """For a body of one task: the next entry, which must answer the operation just asked for."""

@@ -12,7 +12,9 @@ from pyrula.workflows.replay.machine import Machine, Operation
 
 
 def machine_of(entries: Sequence[Entry]) -> Machine:
-    return Machine(Journal.load((index, encode_row(entry, None)) for index, entry in enumerate(entries)))
+    machine = Machine(Journal.load((index, encode_row(entry, None)) for index, entry in enumerate(entries)))
+    machine.begin_waiting()
+    return machine
 
 
 def value(op: str, clock: int, name: str = "work") -> Entry:

@@ -1,0 +1,181 @@
+"""One attempt of a step: a coroutine awaited by hand, or a thread that is waited for.
+
+It executes in a copy of the body's context in which no run is set. An attempt is gone when its coroutine has ended (one
+that swallows its cancellation goes on), or its thread has. What it gives after its time is up is dropped.
+"""
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextvars import Context, copy_context
+from inspect import isawaitable
+from types import CoroutineType, coroutine
+from typing import Any
+
+from pyrula.workflows.definition import StepDefinition
+from pyrula.workflows.engine.remains import wake
+from pyrula.workflows.engine.run import RUN, Run
+from pyrula.workflows.engine.threads import call_in_thread
+
+__all__ = ["OwnExit", "TimedOut", "pause", "start"]
+
+
+class OwnExit(Exception):
+    """An attempt's own BaseException: a CancelledError though nobody cancelled it, a SystemExit in a thread."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.kind = type(error).__qualname__
+        super().__init__(str(error) or f"the step raised {self.kind}")
+
+
+class TimedOut(TimeoutError):
+    """The time of an attempt, or of the whole step, is up."""
+
+
+TimedOut.__module__, TimedOut.__qualname__ = "builtins", "TimeoutError"
+
+
+_Definition = StepDefinition[Any, Any]
+
+
+def start(run: Run, definition: _Definition, args: Any, kwargs: Any, seconds: float | None) -> tuple[bool, Any]:
+    """Starts an attempt: (True, its value) if it never suspended, else (False, what to await for the value).
+
+    Either way what the attempt raised is raised, and TimedOut after `seconds`.
+    """
+    variables = copy_context()
+    if not definition.is_async:
+        return False, _of_sync(run, definition, variables, args, kwargs, seconds)
+    try:
+        steps, yielded = variables.run(_begin, definition.fn, args, kwargs)
+    except StopIteration as stop:
+        return True, stop.value
+    except asyncio.CancelledError as error:
+        raise OwnExit(error) from error
+    return False, _carry(variables, steps, yielded, seconds)
+
+
+def _begin(fn: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """In the attempt's own context: the coroutine, and what it first waits for. StopIteration if it ended."""
+    RUN.set(None)
+    steps = fn(*args, **kwargs)
+    if type(steps) is not CoroutineType:
+        steps = _await(steps)
+    return steps, steps.send(None)
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+async def _of_sync(
+    run: Run, definition: _Definition, variables: Context, args: Any, kwargs: Any, seconds: float | None
+) -> Any:
+    variables.run(RUN.set, None)
+    if definition.inline:
+        value = variables.run(definition.fn, *args, **kwargs)
+    else:
+        value = await _in_thread(run, lambda: variables.run(definition.fn, *args, **kwargs), seconds)
+    if not isawaitable(value):
+        return value
+    # A function that isn't async but gives an awaitable.
+    try:
+        steps, yielded = variables.run(_begin, _await, (value,), {})
+    except StopIteration as stop:
+        return stop.value
+    except asyncio.CancelledError as error:
+        raise OwnExit(error) from error
+    return await _carry(variables, steps, yielded, seconds)
+
+
+async def _in_thread(run: Run, call: Callable[[], Any], seconds: float | None) -> Any:
+    done = call_in_thread(call)
+    run.remains.on_thread(done)
+    loop = asyncio.get_running_loop()
+    limit = None if seconds is None else loop.time() + seconds
+    # The future isn't awaited itself: a cancellation would cancel it, and the thread's end could no longer be told.
+    waiter = loop.create_future()
+    done.add_done_callback(lambda _: wake(waiter), context=Context())
+    await waiter
+    fine, result, ended = done.result()
+    if limit is not None and ended > limit:
+        raise _too_long(seconds) from (None if fine else result)
+    if fine:
+        return result
+    if isinstance(result, Exception):
+        raise result
+    raise OwnExit(result) from result
+
+
+@coroutine
+def _carry(variables: Context, steps: Any, yielded: Any, seconds: float | None) -> Generator[Any, Any, Any]:
+    """Awaits by hand, in the attempt's own context."""
+    alarm = None if seconds is None else _Alarm(seconds)
+    cancelled = False
+    try:
+        while True:
+            try:
+                yield yielded
+            except BaseException as error:  # noqa: BLE001 - it is passed on to the step
+                cancelled = cancelled or isinstance(error, asyncio.CancelledError)
+                if alarm is not None:
+                    alarm.heard()
+                yielded = variables.run(steps.throw, error)
+            else:
+                yielded = variables.run(steps.send, None)
+    except StopIteration as stop:
+        if alarm is not None and alarm.rang:
+            raise _too_long(seconds) from None
+        return stop.value
+    except asyncio.CancelledError as error:
+        if alarm is not None and alarm.rang:
+            raise _too_long(seconds) from error
+        if not cancelled:
+            raise OwnExit(error) from error
+        raise
+    except Exception as error:
+        if alarm is not None and alarm.rang:
+            raise _too_long(seconds) from error
+        raise
+    finally:
+        if alarm is not None:
+            alarm.timer.cancel()
+
+
+class _Alarm:
+    """Cancels the present task once, after `seconds`, and takes the cancellation back when it is heard."""
+
+    __slots__ = ("_task", "_waiting", "rang", "timer")
+
+    def __init__(self, seconds: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self.rang = False
+        self._waiting = False
+        self.timer = asyncio.get_running_loop().call_later(seconds, self._ring, context=Context())
+
+    def _ring(self) -> None:
+        self.rang = self._waiting = True
+        self._task.cancel()
+
+    def heard(self) -> None:
+        if self._waiting:
+            self._waiting = False
+            self._task.uncancel()
+
+
+def _too_long(seconds: float | None) -> TimedOut:
+    return TimedOut(f"the attempt took longer than {seconds:g} s")
+
+
+async def pause(seconds: float) -> None:
+    """Sleeps outside of any run's context."""
+    if seconds <= 0:
+        return
+    loop = asyncio.get_running_loop()
+    waiter = loop.create_future()
+    timer = loop.call_later(seconds, wake, waiter, context=Context())
+    try:
+        await waiter
+    finally:
+        timer.cancel()
