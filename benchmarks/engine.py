@@ -2,7 +2,7 @@
 
     python -m benchmarks.engine [--rounds 7]
 
-CPU time of the loop's thread, so that other load shows less; best and median of interleaved rounds. "straight" is the path
+CPU time of the thread, so that other load shows less; best and median of interleaved rounds. "straight" is the path
 of a body of one task, "tasks" the full machinery.
 """
 

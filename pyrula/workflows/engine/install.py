@@ -100,12 +100,12 @@ _AS_COMPLETED: Final = _codes(
 )
 _WAIT: Final = _codes(asyncio.tasks._wait)  # type: ignore[attr-defined]  # noqa: SLF001
 _WAIT_FOR: Final = _codes(asyncio.wait_for)
-_ASYNCIO_MODULES: Final = (vars(asyncio.tasks), vars(asyncio.base_events))
+_TASKS, _BASE_EVENTS = vars(asyncio.tasks), vars(asyncio.base_events)
 
 
 def _asyncio_frame(frame: FrameType | None, codes: frozenset[CodeType]) -> FrameType | None:
     """The frame of one of these functions among asyncio's own at the top of the stack."""
-    while frame is not None and any(frame.f_globals is module for module in _ASYNCIO_MODULES):
+    while frame is not None and (frame.f_globals is _TASKS or frame.f_globals is _BASE_EVENTS):
         if frame.f_code in codes:
             return frame
         frame = frame.f_back
