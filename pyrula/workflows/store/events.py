@@ -1,4 +1,4 @@
-"""What happened to a run, oldest first: enough to draw a timeline. Types and fields are public (docs/formats.md).
+"""What happened to a run, oldest first: enough to draw a timeline. Types and fields are public (docs/formats-runs.md).
 
 Who makes an event stand, writes it: the store for what it decides alone (`submitted`, `continued`, and the end of a
 run that never started), the holder for all else, in the same script as the change itself.

@@ -1,6 +1,6 @@
 """The queue of ready runs in memory: owners in turn within a class, runs in order within an owner.
 
-The same algorithm as the scripts' ring, seat and own (docs/formats.md), so that both stores claim in one order. A
+The same algorithm as the scripts' ring, seat and own (docs/formats-runs.md), so that both stores claim in one order. A
 class is a (name, version) pair, version None for runs without a stamp. No I/O, no clock.
 """
 

@@ -57,7 +57,7 @@ async def test_every_call_survives_lost_answers_and_cut_connections(rig: Rig, pr
         while True:
             for fault in ("lose", "cut"):
                 await asyncio.sleep(0.03)
-                proxy.replies = fault  # type: ignore[assignment]
+                proxy.replies = fault
                 await asyncio.sleep(0.03)
                 proxy.replies = "pass"
                 proxy.cut()
@@ -94,7 +94,7 @@ async def test_forgotten_scripts_are_loaded_again(rig: Rig, server: Server) -> N
 
 async def test_a_server_that_is_away_too_long_is_said_so(rig: Rig, proxy: Proxy) -> None:
     run_id = await rig.submit()
-    short = ValkeyStore(proxy.url, namespace=rig.other.namespace, shards=1, timeout=0.2, retry_for=0.3)  # type: ignore[attr-defined]
+    short = ValkeyStore(proxy.url, namespace=rig.other.namespace, shards=1, timeout=0.2, retry_for=0.3)
     await short.open()
     proxy.refuse = True
     proxy.cut()

@@ -178,7 +178,7 @@ async def test_a_parents_end_cancels_its_children_unless_abandoned(rig: Rig, end
     await rig.store.park(third, Change(1), [GO])
     children = [Child(queued), Child(abandoned, "abandon"), Child(parked), Child("00-01JDZ8Z5Y3Q4R5S6T7V8W9XABC")]
     await rig.store.append(parent, Change(1, children=children))
-    await rig.store.finish(parent, Change(2), End(end))  # type: ignore[arg-type]
+    await rig.store.finish(parent, Change(2), End(end))
     assert await rig.store.status(queued) == "cancelled"
     assert await rig.store.status(abandoned) == "queued"
     assert await rig.store.status(parked) == "queued"

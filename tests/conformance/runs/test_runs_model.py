@@ -279,8 +279,8 @@ class Both:
             return sorted(await store.questions(worker, pairs, 100))
 
         for query in await self.each(take) or ():
-            await self.each(lambda store, query=query: store.answer(query, b"42"))  # type: ignore[misc]
-            await self.each(lambda store, query=query: store.read_answer(query))  # type: ignore[misc]
+            await self.each(lambda store, query=query: store.answer(query, b"42"))
+            await self.each(lambda store, query=query: store.read_answer(query))
 
     async def schedule(self, number: int, expected: int | None, due: float | None, paused: bool) -> None:
         plan = Schedule(f"s{number}", "a", b'{"x":1}', due, paused)
@@ -293,11 +293,11 @@ class Both:
         await self.each(self.workers)
         for submission in self.submissions:
             run_id = submission.run_id
-            detail = await self.each(lambda store, run_id=run_id: store.detail(run_id))  # type: ignore[misc]
-            await self.each(lambda store, run_id=run_id: store.history(run_id))  # type: ignore[misc]
-            await self.each(lambda store, run_id=run_id: self.happened(store, run_id))  # type: ignore[misc]
+            detail = await self.each(lambda store, run_id=run_id: store.detail(run_id))
+            await self.each(lambda store, run_id=run_id: store.history(run_id))
+            await self.each(lambda store, run_id=run_id: self.happened(store, run_id))
             for update in ("m0", "m1", "m2", "m3"):
-                await self.each(lambda store, args=(run_id, update): store.read_update(*args))  # type: ignore[misc]
+                await self.each(lambda store, args=(run_id, update): store.read_update(*args))
             if detail is not None:
                 await self.check(run_id, detail)
 
@@ -327,7 +327,7 @@ def test_both_stores_answer_random_commands_alike(valkey: str, twice: bool) -> N
     with asyncio.Runner() as runner:
         # shrinking takes minutes: the last command of the failing case says most
         @settings(
-            max_examples=int(os.environ.get("PYRULA_EXAMPLES", "60")),
+            max_examples=int(os.environ.get("PYRULA_EXAMPLES", "25")),
             deadline=None,
             phases=[Phase.explicit, Phase.reuse, Phase.generate],
             suppress_health_check=list(HealthCheck),
@@ -349,7 +349,7 @@ def _send_twice(store: ValkeyStore) -> None:
             send(name, *arguments).add_done_callback(lambda answer: answer.exception())
         return send(name, *arguments)
 
-    store._runs.script = script  # type: ignore[method-assign]
+    store._runs.script = script
 
 
 async def _play(valkey: str, steps: list[tuple[Any, ...]], twice: bool) -> None:
@@ -381,14 +381,14 @@ async def _nothing_left(both: Both, server: Server) -> None:
         if not claims.runs:
             for submission in both.submissions:
                 run_id = submission.run_id
-                await both.each(lambda store, run_id=run_id: store.deliver(run_id, Message("cancel", "cancel")))  # type: ignore[misc]
-                await both.each(lambda store, run_id=run_id: store.unpause(run_id))  # type: ignore[misc]
-                await both.each(lambda store, run_id=run_id: store.deliver(run_id, Message("update", "last")))  # type: ignore[misc]
+                await both.each(lambda store, run_id=run_id: store.deliver(run_id, Message("cancel", "cancel")))
+                await both.each(lambda store, run_id=run_id: store.unpause(run_id))
+                await both.each(lambda store, run_id=run_id: store.deliver(run_id, Message("update", "last")))
             claims = await both.each(lambda store: store.claim("last", served, 50))
         if not claims.runs:
             break
         for run in claims.runs:
-            await both.each(lambda store, run=run: store.finish(run.lease, Change(1), End("completed")))  # type: ignore[misc]
+            await both.each(lambda store, run=run: store.finish(run.lease, Change(1), End("completed")))
     await both.go("last")
     await both.compare()
     tag = b"{%b:0}" % server.namespace.encode()

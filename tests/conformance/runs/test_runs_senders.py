@@ -157,7 +157,7 @@ async def test_an_update_is_applied_once_over_the_chain_and_after_its_end(rig: R
     assert reply.messages == ()
     link = (await rig.store.finish(lease, Change(2), End("continued_as_new", params=b"{}"))).next
     assert link is not None
-    expected = Delivered(link.lease.run_id, "running", True, applied)  # type: ignore[arg-type]
+    expected = Delivered(link.lease.run_id, "running", True, applied)
     assert await rig.store.deliver(run_id, update) == expected
     await rig.complete(link.lease)
     assert (await rig.store.deliver(run_id, update)).applied == applied
@@ -348,7 +348,7 @@ async def test_retry_brings_a_run_back_with_its_journal(rig: Rig, how: str) -> N
     with pytest.raises(TransitionRefused):
         await rig.store.retry(run_id)
     await rig.store.deliver(run_id, CANCEL)
-    await rig.store.finish(lease, Change(1, rows=[(0, b"a")]), End(how, error=b'"bad"'))  # type: ignore[arg-type]
+    await rig.store.finish(lease, Change(1, rows=[(0, b"a")]), End(how, error=b'"bad"'))
     assert await rig.store.retry(run_id) == "queued"
     assert await rig.store.result(run_id) is None
     assert not (await rig.store.detail(run_id)).cancel_requested

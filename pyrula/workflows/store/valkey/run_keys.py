@@ -1,4 +1,4 @@
-"""Names of the keys of submitted runs: pure functions, written down in docs/formats.md.
+"""Names of the keys of submitted runs: pure functions, written down in docs/formats-runs.md.
 
 Users' text (names, owners, idempotency keys, ids of schedules and questions) stands for itself nowhere: it is hashed.
 """

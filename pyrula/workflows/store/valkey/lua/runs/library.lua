@@ -73,7 +73,7 @@ local function held(id, hash, link, worker, epoch)
   return nil, live, record
 end
 
--- The queue of ready runs: docs/formats.md, "The queue".
+-- The queue of ready runs: docs/formats-runs.md, "The queue".
 local function served(owner)
   local packed = redis.call('HGET', OWN, owner)
   if packed then
