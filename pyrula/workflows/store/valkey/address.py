@@ -1,5 +1,6 @@
 """The store's URL: where the server is and how to get in. No I/O; the password is in nothing that is ever shown."""
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -11,6 +12,7 @@ from pyrula.workflows.errors import ConfigurationError
 _SCHEMES = {"valkey": "redis", "redis": "redis", "valkeys": "rediss", "rediss": "rediss", "unix": "unix"}
 _CLASSES: dict[str, Any] = {"redis": Connection, "rediss": SSLConnection, "unix": UnixDomainSocketConnection}
 _OPTIONS = {"db", "username", "password"}
+_FILES = {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"}
 _WRONG = (
     "the store's URL can't be used; it must be valkey://user:password@host:port/db (or redis://, with TLS valkeys:// "
     "or rediss://) or unix:///path?db=0, special characters in user and password percent-encoded"
@@ -46,6 +48,9 @@ class Address:
         unknown = [name for name in options if name not in _OPTIONS and not (kind == "rediss" and name[:4] == "ssl_")]
         if unknown:
             raise ConfigurationError(f"the store's URL has options that {scheme}:// doesn't know: {unknown!r:.100}")
+        for name in _FILES & arguments.keys():
+            if not Path(arguments[name]).exists():
+                raise ConfigurationError(f"{name} in the store's URL names no file: {arguments[name]!r}")
         self._class: Any = arguments.pop("connection_class", _CLASSES[kind])
         self._arguments = arguments
         database = arguments.get("db", 0)

@@ -14,7 +14,6 @@ from typing import Any
 
 from redis.exceptions import (
     AuthenticationError,
-    BusyLoadingError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -26,7 +25,10 @@ from redis.exceptions import (
 from pyrula.workflows.errors import ConfigurationError, PyrulaError, StoreError, StoreUnavailable
 from pyrula.workflows.store.valkey.address import Address
 
-_PASSING = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF", "UNKILLABLE")
+# First words of error replies that pass by themselves, or once a person has seen to the server.
+_PASSING = {"LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF", "UNKILLABLE"}
+# redis-py gives these classes of their own, without the first word.
+_PASSING_CLASSES = {"BusyLoadingError", "MasterDownError", "ClusterDownError", "TryAgainError"}
 
 
 class StoreFull(StoreUnavailable):
@@ -45,7 +47,6 @@ class Meaning(Enum):
 
 
 def meaning(error: Exception) -> Meaning:
-    text = str(error)
     if isinstance(error, NoScriptError):
         return Meaning.LOAD
     if isinstance(error, ReadOnlyError):
@@ -54,9 +55,8 @@ def meaning(error: Exception) -> Meaning:
         return Meaning.FULL
     if isinstance(error, AuthenticationError | NoPermissionError):
         return Meaning.SETTINGS
-    if isinstance(error, BusyLoadingError) or text.startswith(_PASSING) or not isinstance(error, ResponseError):
-        return Meaning.WAIT
-    if type(error).__name__ in {"MasterDownError", "ClusterDownError", "TryAgainError"}:
+    passing = type(error).__name__ in _PASSING_CLASSES or str(error).split(" ", 1)[0] in _PASSING
+    if passing or not isinstance(error, ResponseError):
         return Meaning.WAIT
     return Meaning.REFUSED
 

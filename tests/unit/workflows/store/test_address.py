@@ -57,6 +57,7 @@ def test_user_and_password_are_decoded_once() -> None:
         "valkey://user:s3cret@localhost?ssl_cert_reqs=none",
         "rediss://user:s3cret@localhost?ssl_nonsense=1",
         "rediss://user:s3cret@localhost?ssl_cert_reqs=s3cret",
+        "rediss://user:s3cret@localhost?ssl_ca_certs=/nowhere/ca.pem",
         "unix://",
         "unix:///?password=s3cret",
         None,
