@@ -305,6 +305,40 @@ async def test_a_missing_output_topic_holds_records_until_it_is_made(rig: Rig) -
     assert calls["first"] == 10
 
 
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ({"value": b"x" * 30_000}, "too large"),
+        ({"value": b"x" * 2_000_000}, "the limit is 1,048,576"),
+        ({"value": b"x", "partition": 7}, "partition"),
+    ],
+    ids=["for the topic", "for the producer", "unknown partition"],
+)
+async def test_a_message_that_its_topic_refuses_is_a_failure_of_its_run(
+    rig: Rig, sent: dict[str, Any], said: str
+) -> None:
+    output = f"{rig.topic}-out"
+
+    @workflow(name="letters.refused")
+    async def body(ctx: Context, n: int) -> None:
+        await ctx.step(first, n)
+        await ctx.send(output, b"before")
+        if n == 0:
+            await ctx.send(output, **sent)
+        completed.append(n)
+
+    await rig.create()
+    await asyncio.to_thread(rig.topics.create, output, config={"max.message.bytes": "10000"})
+    await rig.produce(numbers(2))
+    async with rig.running(rig.binding(body)) as running:
+        await rig.until_drained()
+        assert [event.offset for event in running.told("completed")] == [1]
+    (letter,) = await rig.read(rig.letters)
+    assert letter.value == b"0"
+    assert output in told(letter)["message"]
+    assert said in told(letter)["message"]
+
+
 async def test_a_letter_too_large_for_its_topic_goes_without_its_extras(rig: Rig) -> None:
     """The topic takes the record, but not with the trace as well."""
 

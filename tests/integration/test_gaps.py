@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 
 import pytest
+from confluent_kafka import Producer
 
 from pyrula.kafka import Record
 from pyrula.workflows import Context, step, workflow
@@ -95,6 +96,25 @@ async def test_aborted_transactions_between_records(rig: Rig) -> None:
     async with rig.running(rig.binding(note)):
         await rig.until_drained()
     assert seen == [offset for offset in range(120) if offset % 12 in range(6, 11)]
+
+
+async def test_an_open_transaction_holds_up_nothing_before_it(rig: Rig) -> None:
+    await rig.create()
+    await rig.produce([b"x"] * 5)
+    producer = Producer({"bootstrap.servers": rig.kafka, "transactional.id": rig.topic})
+    await asyncio.to_thread(producer.init_transactions, 30)
+    producer.begin_transaction()
+    for value in (b"a", b"b"):
+        producer.produce(rig.topic, value)
+    await asyncio.to_thread(producer.flush, 30)
+    await rig.produce([b"x"] * 2)
+    async with rig.running(rig.binding(note)) as running:
+        await rig.until_committed(5)
+        await rig.until(lambda: running.worker.stats()[0].lag == 0, "no lag, for what can be read")
+        assert seen == [0, 1, 2, 3, 4]
+        await asyncio.to_thread(producer.commit_transaction, 30)
+        await rig.until_drained()
+    assert seen == list(range(9))
 
 
 async def test_a_partition_with_markers_only(rig: Rig) -> None:

@@ -13,7 +13,9 @@ import pytest
 from pydantic import BaseModel
 
 from pyrula.kafka import Record
+from pyrula.kafka.record import record_identity
 from pyrula.workflows import Context, Retry, StepError, WorkflowDefinition, step, workflow
+from pyrula.workflows.store.port import Batch
 from tests.integration.rig import Rig
 from tests.services.topics import Message
 
@@ -266,3 +268,37 @@ async def test_a_deploy_that_fits_no_journal_stops_its_binding(rig: Rig) -> None
         await rig.until_drained()
     assert {runs[f"reserve {n}"] for n in range(50)} == {1}
     assert {runs[f"charge {n}"] for n in range(50)} == {1}
+
+
+ROWS = {
+    "newer": b'[99,"value","1","step","reserve",1,null,"reserved 0",null]',
+    "damaged": b'[1,"value","1","st',
+    "nonsense": b"\xff\x00",
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+async def test_a_journal_that_cannot_be_read_holds_its_record(rig: Rig, row: bytes) -> None:
+    """Written by a later version, or damaged: running the steps again would be worse than waiting for a person."""
+    _, body = bodies()
+    await rig.create()
+    await rig.produce([Message(b"a", b"0"), Message(b"a", b"60"), Message(b"b", b"61")])
+    store = rig.store()
+    await store.open()
+    source = record_identity("default", rig.group, rig.topic, 0)
+    claim = await store.claim_source(source, 0)
+    assert await store.append_rows([Batch(source, claim.token, [(0, 0, row)], 0, None)]) == [None]
+    await store.release_source(source, claim.token)
+    await store.close()
+    async with rig.running(rig.binding(body)) as running:
+        await rig.until(lambda: runs["reserve 61"], "another lane to go on")
+        await rig.until(lambda: "offset 0" in running.reasons, "health to name the record")
+        assert running.health.state == "degraded"
+        if row == ROWS["newer"]:
+            assert "99" in running.reasons
+        await asyncio.sleep(0.3)  # time enough for a loop to show
+        assert len(running.told("stopped")) == 1
+        assert running.worker.stats()[0].failed == 0
+    assert (runs["after 0"], runs["after 60"]) == (0, 0)
+    assert await rig.offset() == 0
+    assert await rig.read(rig.letters) == []
