@@ -21,6 +21,7 @@ from aiokafka.errors import (
     CommitFailedError,
     CorruptRecordException,
     IllegalGenerationError,
+    KafkaConnectionError,
     KafkaError,
     OffsetMetadataTooLargeError,
     OffsetOutOfRangeError,
@@ -147,12 +148,15 @@ class GroupClient:
         try:
             await self._consumer.start()
             self._watch_heartbeats()
-        except (KafkaError, OSError) as error:
+        except (KafkaConnectionError, OSError) as error:
             await self._consumer.stop()
             raise BrokerError(
                 f"no Kafka broker answered at {self._options.bootstrap_servers} ({error}); "
                 "check KafkaOptions(bootstrap_servers=...) and that the broker is up"
             ) from error
+        except KafkaError as error:
+            await self._consumer.stop()
+            raise BrokerError(f"group {self.group} could not be joined: {error!r}") from error
 
     def _watch_heartbeats(self) -> None:
         coordinator = self._consumer._coordinator

@@ -36,15 +36,19 @@ class Committer:
         self._client = client
         self._store = store
         self._interval = options.commit_interval
+        self._after = options.commit_after
+        self._counted = 0
         self._fenced = fenced
         self._lock = asyncio.Lock()
         self._due = asyncio.Event()
         self._unpruned: set[Partition] = set()
         self._pruning: asyncio.Task[None] | None = None
 
-    def soon(self) -> None:
-        """Don't wait for the interval."""
-        self._due.set()
+    def count(self, completed: int) -> None:
+        """So many records are complete in all: after commit_after of them a commit doesn't wait for its interval."""
+        if completed - self._counted >= self._after:
+            self._counted = completed
+            self._due.set()
 
     async def commit_regularly(self, current: Callable[[], Assignment | None]) -> None:
         """For ever: commit for the assignment that `current` gives, every commit_interval or when it is due."""

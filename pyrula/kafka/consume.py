@@ -57,7 +57,8 @@ class GroupConsumer:
         self.group = group
         self.pools = pools
         self.client = GroupClient(options, group, sorted(pools), options.isolation_level)
-        for pool in pools.values():
+        self._distinct_pools = list(dict.fromkeys(pools.values()))
+        for pool in self._distinct_pools:
             pool.standing = self.client.standing
         self.assignment: Assignment | None = None
         self.problem: str | None = None
@@ -130,6 +131,7 @@ class GroupConsumer:
                 continue
             for tp, records in batch.items():
                 self._dispatch(assignment, tp, records)
+            self._committer.count(sum([pool.stats.completed for pool in self._distinct_pools]))
             if not batch or monotonic() - refreshed > POLL_SECONDS:
                 refreshed = monotonic()
                 for tp, partition in list(assignment.partitions.items()):
