@@ -100,7 +100,7 @@ class LettingGo:
     async def _drain(self, assignment: Assignment, partitions: Sequence[Partition]) -> None:
         """Wait for what runs, up to drain_timeout, and no longer than the group waits for us."""
         deadline = monotonic() + self._drain_timeout
-        while any(partition.in_flight for partition in partitions) and monotonic() < deadline:
+        while any(one.in_flight > one.waiting for one in partitions) and monotonic() < deadline:
             if self._client.membership != assignment.membership:
                 log.warning("group %s: expelled; nothing of its assignment is committed", self._client.group)
                 return

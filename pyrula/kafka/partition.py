@@ -106,6 +106,8 @@ class Partition:
         self.bounds = bounds
         self.closed = False
         self.in_flight = 0
+        # Of those in flight, the ones that have not begun: they wait for a former body's end, or for the group's word.
+        self.waiting = 0
         self.turn = 0
         self.in_rotation = False
         self.buffered = 0

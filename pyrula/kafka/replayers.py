@@ -163,7 +163,11 @@ class Replayers:
             try:
                 now = monotonic()
                 if now > self.standing.until or self._busy_lanes or type(head) is RecordRun:
-                    run = await self._run_later(partition, head)
+                    partition.waiting += 1
+                    try:
+                        run = await self._run_later(partition, head)
+                    finally:
+                        partition.waiting -= 1
                 else:
                     run = self._new_run(partition, head, now)
                 if run is not None:
