@@ -88,23 +88,26 @@ class Execution(Run):
             self.on_suspend()
         drive = Drive(self, steps, variables)
         self.drive = drive
+        raised: BaseException | None = None
         try:
             await drive.carry(yielded)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:
-            self.drive = None
-            if isinstance(error, asyncio.CancelledError) and drive.was_cancelled(error):
-                self.stop("cut")
-                if self.crew is not None:
-                    await self._crew_gone()
-                raise
-            outcome = self._raised(error)
-        else:
-            self.drive = None
-            outcome = self._returned()
+        except BaseException as error:  # noqa: BLE001 - whatever the body raised is its outcome
+            raised = error
+        self.drive = None
+        cancelled = drive.was_cancelled(raised)
+        if cancelled:
+            self.stop("cut")
+        outcome = self._returned() if raised is None else self._raised(raised)
         self.leftovers = self.still_alive()
-        return outcome if self.crew is None else await self._crew_ends(outcome)
+        if drive.own:
+            await drive.absorb()
+        if self.crew is not None:
+            await self._crew_gone()
+        if cancelled:
+            raise raised if isinstance(raised, asyncio.CancelledError) else asyncio.CancelledError
+        return outcome
 
     async def _with_crew(self, body: Coroutine[Any, Any, Any], variables: Variables) -> Outcome:
         """The body as a task of its own from the start."""

@@ -15,7 +15,7 @@ from pyrula.workflows.replay.journal import DELIVERIES, decode_row
 from tests.engine.bodies import Block, Interpreter, Steps, any_program, one_task, settled_values
 from tests.engine.rig import MemoryHost, Rows, play
 
-EXAMPLES = int(os.environ.get("PYRULA_REPLAY_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("PYRULA_REPLAY_EXAMPLES", "40"))
 
 many = settings(
     max_examples=EXAMPLES,

@@ -1,6 +1,7 @@
 """How a run is cut, and what is left of it. Whatever the body does, run() returns promptly and nothing acts again."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyrula.workflows import Context, Retry, step
+from pyrula.workflows import Context, Retry, StepError, step
 from pyrula.workflows.execution import Execution, Outcome
 from tests.engine.rig import MemoryHost, execution, with_tasks
 
@@ -422,3 +423,86 @@ async def test_a_resisting_body_does_not_keep_the_loop_from_ending() -> None:
         return asyncio.run(main())
 
     assert await asyncio.wait_for(asyncio.to_thread(in_another_thread), 10) == "cut"
+
+
+async def test_cleanup_after_the_callers_cancellation_does_nothing() -> None:
+    """A body that has no timer, group or time-out of its own: the cancellation can only be its caller's."""
+
+    async def body(ctx: Context) -> str:
+        try:
+            await ctx.step(work, 1, 3600)
+        except asyncio.CancelledError:
+            log.append("cleaning")
+            await ctx.step(work, 2)
+        return "swallowed"
+
+    run = with_tasks(execution(body, MemoryHost()), False)
+    running = asyncio.ensure_future(run.run())
+    await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert "cleaning" in log
+    assert ("start", 2) not in log
+
+
+@both
+async def test_a_body_that_swallows_the_callers_cancellation(tasks: bool) -> None:
+    async def body(ctx: Context) -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        return "swallowed"
+
+    run = with_tasks(execution(body, MemoryHost()), tasks)
+    running = asyncio.ensure_future(run.run())
+    await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_time_outs_of_steps_and_bodies_are_not_the_callers_cancellation() -> None:
+    @step(retry=Retry(max_attempts=2, initial=0), timeout=0.01)
+    async def slow() -> None:
+        await asyncio.sleep(3600)
+
+    async def body(ctx: Context) -> list[str]:
+        seen = []
+        for _ in range(2):
+            try:
+                await ctx.step(slow)
+            except StepError:
+                seen.append("step")
+            try:
+                async with asyncio.timeout(0.005):
+                    await asyncio.sleep(3600)
+            except TimeoutError:
+                seen.append("plain")
+        return seen
+
+    task = asyncio.current_task()
+    assert task is not None
+    outcome = await with_tasks(execution(body, MemoryHost()), False).run()
+    assert outcome.value == ["step", "plain"] * 2
+    assert task.cancelling() == 0
+
+
+@pytest.mark.parametrize("ending", ["returns", "raises", "suspends"])
+async def test_a_body_that_cancels_itself_leaves_its_caller_alone(ending: str) -> None:
+    async def body(ctx: Context) -> str:
+        await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        if ending == "suspends":
+            await asyncio.sleep(3600)
+        if ending == "raises":
+            raise LookupError
+        return "returned"
+
+    task = asyncio.current_task()
+    assert task is not None
+    outcome = await with_tasks(execution(body, MemoryHost()), False).run()
+    assert outcome.status == ("completed" if ending == "returns" else "failed")
+    await turns()
+    assert task.cancelling() == 0

@@ -51,7 +51,7 @@ def start(run: Run, definition: _Definition, args: Any, kwargs: Any, seconds: fl
         return True, stop.value
     except asyncio.CancelledError as error:
         raise OwnExit(error) from error
-    return False, _carry(variables, steps, yielded, seconds)
+    return False, _carry(run, variables, steps, yielded, seconds)
 
 
 def _begin(fn: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -84,20 +84,18 @@ async def _of_sync(
         return stop.value
     except asyncio.CancelledError as error:
         raise OwnExit(error) from error
-    return await _carry(variables, steps, yielded, seconds)
+    return await _carry(run, variables, steps, yielded, seconds)
 
 
 async def _in_thread(run: Run, call: Callable[[], Any], seconds: float | None) -> Any:
     done = call_in_thread(call)
     run.remains.on_thread(done)
-    loop = asyncio.get_running_loop()
-    limit = None if seconds is None else loop.time() + seconds
     # The future isn't awaited itself: a cancellation would cancel it, and the thread's end could no longer be told.
-    waiter = loop.create_future()
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     done.add_done_callback(lambda _: wake(waiter), context=Context())
     await waiter
-    fine, result, ended = done.result()
-    if limit is not None and ended > limit:
+    fine, result, took = done.result()
+    if seconds is not None and took > seconds:
         raise _too_long(seconds) from (None if fine else result)
     if fine:
         return result
@@ -107,9 +105,9 @@ async def _in_thread(run: Run, call: Callable[[], Any], seconds: float | None) -
 
 
 @coroutine
-def _carry(variables: Context, steps: Any, yielded: Any, seconds: float | None) -> Generator[Any, Any, Any]:
+def _carry(run: Run, variables: Context, steps: Any, yielded: Any, seconds: float | None) -> Generator[Any, Any, Any]:
     """Awaits by hand, in the attempt's own context."""
-    alarm = None if seconds is None else _Alarm(seconds)
+    alarm = None if seconds is None else _Alarm(run, seconds)
     cancelled = False
     try:
         while True:
@@ -144,11 +142,12 @@ def _carry(variables: Context, steps: Any, yielded: Any, seconds: float | None) 
 class _Alarm:
     """Cancels the present task once, after `seconds`, and takes the cancellation back when it is heard."""
 
-    __slots__ = ("_task", "_waiting", "rang", "timer")
+    __slots__ = ("_run", "_task", "_waiting", "rang", "timer")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, run: Run, seconds: float) -> None:
         task = asyncio.current_task()
         assert task is not None
+        self._run = run
         self._task = task
         self.rang = False
         self._waiting = False
@@ -156,12 +155,19 @@ class _Alarm:
 
     def _ring(self) -> None:
         self.rang = self._waiting = True
+        self._count(1)
         self._task.cancel()
 
     def heard(self) -> None:
         if self._waiting:
             self._waiting = False
+            self._count(-1)
             self._task.uncancel()
+
+    def _count(self, more: int) -> None:
+        drive = self._run.drive
+        if drive is not None and drive.task is self._task:
+            drive.own += more
 
 
 def _too_long(seconds: float | None) -> TimedOut:

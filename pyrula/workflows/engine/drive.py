@@ -6,6 +6,7 @@ body that resists three rounds is moved to a task of its own and left behind: th
 
 import asyncio
 from collections.abc import Generator
+from contextlib import suppress
 from contextvars import Context
 from types import coroutine
 from typing import Any, Final
@@ -25,7 +26,10 @@ class GivenUp(BaseException):
 
 
 class Drive:
-    """One suspended body in the task that awaits `carry`."""
+    """One suspended body in the task that awaits `carry`.
+
+    `own` counts the cancellations of the task that come from the run itself, `outside` says its caller's was seen.
+    """
 
     __slots__ = (
         "_base",
@@ -33,13 +37,14 @@ class Drive:
         "_given_up",
         "_loop",
         "_marked",
-        "_own",
         "_rounds",
         "_run",
         "_sent",
         "_thrown",
         "_timer",
         "_variables",
+        "outside",
+        "own",
         "task",
         "trusted",
     )
@@ -56,10 +61,11 @@ class Drive:
         self._variables = variables
         self.task = task
         self._base = task.cancelling()
-        self._own = 0
+        self.own = 0
         self._sent = 0
         self._rounds = 0
         self._given_up = False
+        self.outside = False
         self._marked = False
         self._thrown: BaseException | None = None
         self._timer: asyncio.Handle | None = None
@@ -67,8 +73,9 @@ class Drive:
     @coroutine
     def carry(self, yielded: Any) -> Generator[Any, Any, Any]:
         """Awaits the body from where it first suspended to its end, and gives its result or raises its exception."""
-        run, task, enter, cancelling = self._run, self.task, self._variables.run, self.task.cancelling
+        run, enter, cancelling = self._run, self._variables.run, self.task.cancelling
         send, throw = self._body.send, self._body.throw
+        before = self._base
         try:
             while True:
                 if run.crew is not None and not self._marked:
@@ -82,25 +89,40 @@ class Drive:
                 except BaseException as error:  # noqa: BLE001 - it is passed on to the body
                     if self._given_up:
                         raise self._left_behind(yielded) from None
-                    while self._sent:
-                        self._sent -= 1
-                        task.uncancel()
+                    self._hear(error)
                     before = cancelling()
-                    self._thrown = error
                     yielded = enter(throw, error)
                 else:
                     if self._given_up:
                         raise self._left_behind(yielded) from None
                     before = cancelling()
                     yielded = enter(send, None)
-                self._own += max(0, cancelling() - before)
+                self.own += max(0, cancelling() - before)
         except StopIteration as stop:
             return stop.value
         finally:
+            self.own += max(0, cancelling() - before)
             if self._timer is not None:
                 self._timer.cancel()
             if self._marked:
                 RUN.set(None)
+
+    def _hear(self, error: BaseException) -> None:
+        """The task was woken by an exception, perhaps a cancellation of ours: that is taken back."""
+        while self._sent:
+            self._sent -= 1
+            self.task.uncancel()
+        if not isinstance(error, asyncio.CancelledError):
+            return
+        self._thrown = error
+        run = self._run
+        others = self.task.cancelling() - self._base - self.own
+        if others > 0 and run.stopped is None and run.crew is None and run.alarms is None:
+            # No timer, group or time-out of the body can have done it: its caller is being cancelled.
+            self._rounds = 1
+            self._timer = self._loop.call_later(ROUND_SECONDS, self._next_round, context=Context())
+            self.outside = True
+            run.stop("cut")
 
     def mark(self) -> None:
         """The run has a crew from now on. If the body waits meanwhile, its wake-up is to be seen as the run's."""
@@ -109,17 +131,26 @@ class Drive:
                 variables.run(RUN.set, self._run)
                 self._marked = True
 
-    def was_cancelled(self, error: asyncio.CancelledError) -> bool:
-        """Whether the error that the body ended with came from its caller being cancelled, not from itself or the cut.
+    def was_cancelled(self, error: BaseException | None) -> bool:
+        """Whether the body ended, with that error or none, because its caller was cancelled by somebody else.
 
         The count alone doesn't tell: up to Python 3.12 a TaskGroup whose child fails leaves it one too high.
         """
-        if self.task.cancelling() <= self._base + self._own:
-            return False
-        one: BaseException | None = error
+        if self.outside or self.task.cancelling() <= self._base + self.own:
+            return self.outside
+        one = error
         while one is not None and one is not self._thrown:
             one = one.__context__
-        return one is not None
+        return isinstance(error, asyncio.CancelledError) and one is not None
+
+    async def absorb(self) -> None:
+        """After the end: the body's cancellations of its own task aren't its caller's."""
+        while self.own and self.task.cancelling() > self._base:
+            self.own -= 1
+            self.task.uncancel()
+        if getattr(self.task, "_must_cancel", False):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
 
     def cut(self) -> None:
         """Starts getting rid of the body. Not from within the body itself: it is seen to when it next suspends."""

@@ -1,6 +1,7 @@
 """Prepares an event loop for runs: the settler, the task factory, and an eye on timers that would cancel operations."""
 
 import asyncio
+import asyncio.futures
 import asyncio.tasks
 import sys
 from types import CodeType, FrameType
@@ -81,7 +82,12 @@ class _Timers:
         handle = self._call_at(when, callback, *args, context=context)
         if alarm:
             run.on_alarm(handle)
+        elif callback is not _WAKE_SLEEPER:
+            run.on_timer()
         return handle
+
+
+_WAKE_SLEEPER: Final = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _codes(*functions: Any) -> frozenset[CodeType]:

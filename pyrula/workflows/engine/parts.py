@@ -11,6 +11,7 @@ class DriveLike(Protocol):
 
     task: "asyncio.Task[Any]"
     trusted: bool
+    own: int
 
     def cut(self) -> None:
         """The run was stopped: get rid of the body."""

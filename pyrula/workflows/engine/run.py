@@ -207,6 +207,11 @@ class Run:
                 "place in the run; the loop's task factory was replaced after the worker had started"
             )
 
+    def on_timer(self) -> None:
+        """A timer was armed in the body that may cancel its task in a way that isn't known."""
+        if self.alarms is None:
+            self.alarms = []
+
     def on_alarm(self, alarm: asyncio.TimerHandle) -> None:
         """A timer was armed that would cancel the present task."""
         if self.crew is not None:
@@ -242,7 +247,7 @@ class Run:
         await self.refuse()
 
     async def acknowledged(self, waiter: Awaitable[None]) -> None:
-        """Waits until all rows are durable. Losing the lease cuts the run."""
+        """Waits until all rows are durable. If they won't be, as when the lease is lost, the run is cut."""
         if asyncio.isfuture(waiter):
             # Others wait for the same one, and a cancellation here would cancel it for them.
             own: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -250,8 +255,11 @@ class Run:
             waiter = own
         try:
             await waiter
-        except LeaseLost as error:
-            self.stop("cut", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be built on those rows
+            if self.stop("cut", error) and not isinstance(error, LeaseLost):
+                log.warning(
+                    "run %s (%s) is cut: its journal isn't durable: %r", self.run_id, self.definition.name, error
+                )
         if self.stopped is not None:
             await self.refuse()
 
