@@ -5,7 +5,7 @@ the caller's context stays as it was. A body that never suspends costs no turn o
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextvars import Context as Variables
 from contextvars import copy_context
 from copy import copy
@@ -47,11 +47,11 @@ class Execution(Run):
         # A journal with a head is of a run that had several tasks: only settled points tell where its entries belong.
         straight = id(self.definition) not in _making_tasks and (journal is None or ("head", "") not in journal.notes)
         variables = copy_context()
-        self.body = body = _call(self)
         if not straight:
             variables.run(RUN.set, self)  # before the body begins: its first turn is the run's already
-            self.unfinished = self._with_crew(body, variables)
+            self.unfinished = self._with_crew(variables)
             return None
+        self.body = body = _call(self)
         steps = body.__await__()
         try:
             yielded = variables.run(next, steps, _ENDED)
@@ -109,18 +109,18 @@ class Execution(Run):
             raise raised if isinstance(raised, asyncio.CancelledError) else asyncio.CancelledError
         return outcome
 
-    async def _with_crew(self, body: Coroutine[Any, Any, Any], variables: Variables) -> Outcome:
+    async def _with_crew(self, variables: Variables) -> Outcome:
         """The body as a task of its own from the start."""
-        Crew(self).start(self._as_root(body), body, variables)
+        Crew(self).start(self._as_root(), variables)
         if self.on_suspend is not None:
             self.on_suspend()
         await self._crew_gone()
         return self._stopped()
 
-    async def _as_root(self, body: Coroutine[Any, Any, Any]) -> None:
+    async def _as_root(self) -> None:
         # The run is over in the very turn in which its body ends: nothing is delivered, nothing asked for after it.
         try:
-            await body
+            await _call(self)
             self._returned()
         except (KeyboardInterrupt, SystemExit):
             raise

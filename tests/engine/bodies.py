@@ -120,6 +120,9 @@ class Interpreter:
             await asyncio.sleep(0)
         self.see("yielded")
 
+    async def do_plain(self, ctx: Context, at: str) -> None:
+        await asyncio.sleep(self.steps.rng.random() / 300)
+
     async def do_loop(self, ctx: Context, at: str, times: int, block: Block) -> None:
         for number in range(times):
             await self.block(ctx, block, f"{at}.{number}")
@@ -334,6 +337,13 @@ def one_task() -> st.SearchStrategy[Block]:
 def settled_values() -> st.SearchStrategy[Block]:
     """Programs whose result depends on the values of their steps only, not on when they complete."""
     return _programs(_settled)
+
+
+def plain_awaits() -> st.SearchStrategy[Block]:
+    """As `settled_values`, with plain sleeps of random length: they race with operations, but steer nothing."""
+    flat = st.lists(st.one_of(*_SIMPLE, st.just(["plain"])), min_size=1, max_size=4)
+    block = st.recursive(flat, lambda inner: st.lists(st.one_of(*_SIMPLE, *_settled(inner)), max_size=3), max_leaves=8)
+    return st.lists(st.one_of(*_SIMPLE, st.just(["plain"]), *_settled(block)), min_size=1, max_size=4).map(numbered)
 
 
 def any_program() -> st.SearchStrategy[Block]:

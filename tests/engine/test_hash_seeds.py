@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.bodies import Block, any_program
-from tests.engine.test_random_bodies import EXAMPLES, Recording
+from tests.engine.test_random_bodies import EXAMPLES, Recording, journaled
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (1, 2, 12345)
@@ -58,15 +58,15 @@ def replayed(recorded: list[Recording], seed: int) -> list[list[dict[str, Any]]]
 
 
 def test_other_hash_seeds_replay_the_same() -> None:
-    recorded = recordings(EXAMPLES)
-    assert len(recorded) > EXAMPLES // 2
+    recorded = recordings(EXAMPLES // 2)
+    assert len(recorded) > EXAMPLES // 4
     for seed in SEEDS:
         for recording, results in zip(recorded, replayed(recorded, seed), strict=True):
             for result in results:
                 assert result["status"] == "completed", (seed, recording.program, result["error"])
                 assert result["trace"] == json.loads(json.dumps(recording.trace)), (seed, recording.program)
                 assert result["value"] == recording.outcome.value
-                assert not recording.journaled() & set(result["executed"]), (seed, recording.program)
+                assert not journaled(recording.rows) & set(result["executed"]), (seed, recording.program)
 
 
 def test_the_seeds_do_order_sets_differently() -> None:

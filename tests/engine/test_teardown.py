@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import threading
 import time
@@ -506,3 +507,16 @@ async def test_a_body_that_cancels_itself_leaves_its_caller_alone(ending: str) -
     assert outcome.status == ("completed" if ending == "returns" else "failed")
     await turns()
     assert task.cancelling() == 0
+
+
+@both
+async def test_a_cut_before_the_body_began(tasks: bool) -> None:
+    async def body(ctx: Context) -> None:
+        log.append("began")
+        await asyncio.sleep(3600)
+
+    run = with_tasks(execution(body, MemoryHost()), tasks)
+    asyncio.get_running_loop().call_soon(run.cut)
+    outcome = await asyncio.wait_for(run.run(), 1)
+    assert outcome.status == "cut"
+    gc.collect()  # a coroutine that was never awaited would be an error here

@@ -138,6 +138,8 @@ class Drive:
         """
         if self.outside or self.task.cancelling() <= self._base + self.own:
             return self.outside
+        if self._run.crew is not None and self._run.stopped is not None:
+            return False  # the tear-down's own cancellations look the same
         one = error
         while one is not None and one is not self._thrown:
             one = one.__context__
@@ -151,6 +153,11 @@ class Drive:
         if getattr(self.task, "_must_cancel", False):
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
+
+    def abort(self) -> None:
+        """Cancels the body, as if its task was cancelled; the task itself isn't."""
+        self._sent += 1
+        self.task.cancel()
 
     def cut(self) -> None:
         """Starts getting rid of the body. Not from within the body itself: it is seen to when it next suspends."""
