@@ -16,11 +16,25 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pyrula",),
     tuple(
         f"pyrula.workflows.{name}"
-        for name in ("errors", "clock", "model", "codec", "likeness", "annotations", "policies", "definition", "params")
+        for name in (
+            "errors",
+            "clock",
+            "model",
+            "codec",
+            "likeness",
+            "annotations",
+            "policies",
+            "definition",
+            "params",
+            "egress",
+        )
     ),
     ("pyrula.workflows.replay",),
-    tuple(f"pyrula.workflows.{name}" for name in ("engine", "context", "execution", "group_commit", "store")),
+    tuple(f"pyrula.workflows.{name}" for name in ("engine", "context", "execution", "group_commit", "loops", "store")),
     ("pyrula.workflows.client",),
+    ("pyrula.workflows.worker",),
+    ("pyrula.workflows.inline",),
+    ("pyrula.workflows.testing",),
     ("pyrula.workflows",),
     tuple(
         f"pyrula.kafka.{name}"
