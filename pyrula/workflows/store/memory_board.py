@@ -12,7 +12,7 @@ from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.store.events import encode_event
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, RunStatus
-from pyrula.workflows.store.memory_ready import ReadyQueue
+from pyrula.workflows.store.memory_ready import Class, ReadyQueue
 from pyrula.workflows.store.messages import (
     Applied,
     Child,
@@ -106,6 +106,15 @@ class Chain:
         )
 
 
+@dataclass(slots=True)
+class Asked:
+    """A question, for workers of the class that its run had."""
+
+    query: Query
+    cls: Class
+    until: float
+
+
 class Board:
     """All runs of a memory store, shared by its twins."""
 
@@ -118,7 +127,7 @@ class Board:
         self.beats: dict[str, int] = {}
         self.strays: dict[str, set[Lease]] = {}
         self.counters = itertools.count(1)
-        self.queries: dict[str, tuple[Query, float]] = {}
+        self.queries: dict[str, Asked] = {}
         self.answers: dict[str, tuple[bytes, float]] = {}
         self.plans: dict[str, Schedule] = {}
         self.on_ready: list[Callable[[], None]] = []

@@ -262,7 +262,7 @@ class MemoryRunHolder:
             board.enqueue(chain)
         board.strays[worker] = strays & leases.keys()
         lost = [lease for lease in held if lease not in leases]
-        unread = [lease.run_id for lease, seen in held.items() if lease in leases and leases[lease].unread(seen)]
+        unread = [lease.run_id for lease, seen in held.items() if lease in leases and leases[lease].counter > seen]
         await asyncio.sleep(0)
         return Beat(tuple(lost), tuple(unread))
 
@@ -302,21 +302,24 @@ class MemoryRunHolder:
         return 0
 
     async def questions(self, worker: str, served: Sequence[tuple[str, str]], n: int) -> tuple[Query, ...]:
-        board, names = self._board, {name for name, _ in served}
-        taken: list[Query] = []
+        board = self._board
+        classes: set[tuple[str, str | None]] = {*served, *((name, None) for name, _ in served)}
         now = board.now()
         board.answers = {key: kept for key, kept in board.answers.items() if kept[1] > now}
-        for query, until in list(board.queries.values()):
-            chain = board.chains.get(RunId.parse(query.run_id).chain)
-            if chain is None or until <= now:
-                del board.queries[query.id]
-                continue
-            mine = chain.name in names if chain.version is None else (chain.name, chain.version) in served
-            if chain.status is RunStatus.RUNNING:
-                mine = mine and chain.worker == worker
-            if mine and len(taken) < n:
-                del board.queries[query.id]
-                taken.append(query._replace(run_id=chain.run_id))
+        board.queries = {key: asked for key, asked in board.queries.items() if asked.until > now}
+        mine = [asked for asked in board.queries.values() if asked.cls in classes]
+        taken: list[Query] = []
+        for asked in mine:
+            chain = board.chains.get(RunId.parse(asked.query.run_id).chain)
+            if chain is not None and not chain.finished:
+                # it may have another version by now
+                asked.cls = (chain.name, chain.version)
+                if asked.cls not in classes or (chain.status is RunStatus.RUNNING and chain.worker != worker):
+                    continue
+            if len(taken) < n:
+                del board.queries[asked.query.id]
+                run_id = asked.query.run_id if chain is None or chain.finished else chain.run_id
+                taken.append(asked.query._replace(run_id=run_id))
         await asyncio.sleep(0)
         return tuple(taken)
 

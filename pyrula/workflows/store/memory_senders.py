@@ -9,7 +9,7 @@ from pyrula.workflows.errors import SerializationError
 from pyrula.workflows.model import MAX_VALUE
 from pyrula.workflows.store.ids import RunId, new_run_id, shard_for
 from pyrula.workflows.store.lifecycle import RunStatus
-from pyrula.workflows.store.memory_board import Board, Chain, Known
+from pyrula.workflows.store.memory_board import Asked, Board, Chain, Known
 from pyrula.workflows.store.messages import MAX_UNREAD, Applied, Delivered, Message
 from pyrula.workflows.store.refusals import (
     InboxFullError,
@@ -139,9 +139,11 @@ class MemoryRunSender:
         raise not_waiting(chain.run_id, chain.status, message.name, waiting)
 
     def _pause(self, chain: Chain, message: Message) -> Delivered:
-        if chain.status is RunStatus.PAUSED or any(u.message.kind == "pause" for u in chain.inbox.values()):
+        running = chain.status is RunStatus.RUNNING
+        asked = any(unread.message.kind == "pause" for unread in chain.inbox.values())
+        if chain.status is RunStatus.PAUSED or (running and asked):
             return Delivered(chain.run_id, chain.status, True)
-        if chain.status is RunStatus.RUNNING:
+        if running:
             self._board.put(chain, message)
         else:
             self._board.ready.remove(chain.id)
@@ -237,7 +239,8 @@ class MemoryRunSender:
 
     async def ask(self, run_id: str, query: Query, *, seconds: float) -> None:
         board, chain = self._board, self._board.find(run_id)
-        board.queries[query.id] = (query._replace(run_id=chain.run_id), board.now() + seconds)
+        asked = query._replace(run_id=chain.run_id)
+        board.queries[query.id] = Asked(asked, (chain.name, chain.version), board.now() + seconds)
         board.tell_ready()
         await asyncio.sleep(0)
 

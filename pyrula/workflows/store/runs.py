@@ -157,7 +157,8 @@ class History(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """What a heartbeat found: leases the worker has lost, and runs with messages it hasn't seen."""
+    """What a heartbeat found: leases the worker has lost, and runs that got messages it hasn't seen (they may have been
+    taken back)."""
 
     lost: tuple[Lease, ...]
     unread: tuple[str, ...]
