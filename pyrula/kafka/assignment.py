@@ -166,8 +166,8 @@ async def _ended(partitions: Sequence[Partition]) -> None:
 async def _flushed(partitions: Sequence[Partition]) -> None:
     flushes = [partition.flushed() for partition in partitions]
     for flush in flushes:
-        # Another claim may have come first: the rows are of no use any more.
-        with suppress(LeaseLost):
+        # One partition's rows may be of no use any more, or refused; the others' are waited for all the same.
+        with suppress(StoreError):
             await flush
 
 

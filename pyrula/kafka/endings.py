@@ -19,6 +19,7 @@ from pyrula.kafka.outputs import OutputRefused, Outputs, TooLarge
 from pyrula.kafka.partition import Partition, Raw, RecordRun
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.serde import RecordError
+from pyrula.kafka.tally import Tally
 from pyrula.workflows.errors import PyrulaError, SerializationError
 from pyrula.workflows.execution import Outcome, Output
 
@@ -40,8 +41,12 @@ class RunEndings:
         self._outputs = outputs
         self._observer = observer
         self._mismatches: deque[float] = deque(maxlen=MISMATCHES)
+        self._tallies = {
+            "dead_lettered": Tally("records were copied to a dead-letter topic"),
+            "skipped": Tally("failed records were skipped"),
+            "retrying": Tally("runs failed and are tried again"),
+        }
         self.pool: Replayers
-        self.problems: dict[tuple[str, int, int], str] = {}
 
     def end(self, run: RecordRun, outcome: Outcome) -> None:
         """Take over a run whose body has ended, been cut, or stands where today's code can't follow."""
@@ -71,6 +76,11 @@ class RunEndings:
             # Cut although the partition is open: its token was superseded. The assignment is about to drop it.
             self._release(partition)
 
+    def close(self) -> None:
+        """Tell what was only counted."""
+        for tally in self._tallies.values():
+            tally.flush()
+
     def broken(self, partition: Partition, record: Raw, error: Exception) -> None:
         """Neither the body's fault nor the record's: it is held for a person, and the others go on."""
         log.error("%s[%d] offset %d", record.topic, record.partition, record.offset, exc_info=error)
@@ -97,7 +107,9 @@ class RunEndings:
         binding = self.pool.binding
         if binding.output is not None:
             try:
-                value, _ = binding.workflow.return_codec.encode(outcome.value, f"the result of {binding.workflow.name}")
+                value = binding.workflow.return_codec.encode_message(
+                    outcome.value, f"the result of {binding.workflow.name}, for {binding.output!r}"
+                )
             except SerializationError as error:
                 self._failed(run, error)
                 return
@@ -269,9 +281,9 @@ class RunEndings:
         self._mismatches.append(now)
         if len(self._mismatches) == MISMATCHES and now - self._mismatches[0] <= MISMATCH_SECONDS and not pool.halted:
             pool.halted = (
-                f"{MISMATCHES} runs of {pool.binding.workflow.name} within a minute don't match today's code: "
-                "was the workflow's body changed by the last deploy? Deploy the former body, or guard the change with "
-                "ctx.patched(...), and restart"
+                f"{MISMATCHES} runs of {pool.binding.workflow.name} within a minute can't go on with today's code. "
+                f"The last: {outcome.error}\nIf the last deploy changed the body, deploy the former one, or guard the "
+                "change with ctx.patched(...); then restart"
             )
             log.error("binding %s is paused: %s", pool.binding.name, pool.halted)
         assert outcome.error is not None
@@ -287,6 +299,9 @@ class RunEndings:
         error: str | None,
         since: float,
     ) -> None:
+        if (tally := self._tallies.get(kind)) is not None:
+            place = f"{record.topic}[{record.partition}] offset {record.offset}"
+            tally.tell(f"{place}, attempt {attempt}: {kind.replace('_', '-')}: {error}", monotonic())
         observer = self._observer()
         if observer is not None:
             tell(

@@ -264,7 +264,7 @@ class Partition:
     def _marks(self) -> tuple[int, bytes | None]:
         highest = self._highest
         if highest is None:
-            return -1, None
+            return 0, None
         return highest.offset, bytes(Witness(highest.offset, fingerprint(highest)))
 
     def witness(self) -> Witness | None:

@@ -31,6 +31,8 @@ from pyrula.workflows.store.port import SourceStore
 
 log = logging.getLogger("pyrula.kafka")
 
+REPORT_SECONDS = 60.0
+
 
 class KafkaWorker:
     """Runs workflows for the records of the topics they are bound to.
@@ -82,6 +84,7 @@ class KafkaWorker:
         self._topics: dict[GroupConsumer, TopicWatch] = {}
         self._looking: list[asyncio.Task[None]] = []
         self._oldest = OldestWatch()
+        self._reported = monotonic()
 
     def stop(self) -> None:
         """Drain and end: run() returns within drain_timeout and a little. May be called from anywhere: a signal's
@@ -242,6 +245,8 @@ class KafkaWorker:
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             while not self._stopping.is_set():
+                if monotonic() - self._reported >= REPORT_SECONDS:
+                    self._report()
                 done, _ = await asyncio.wait([stopping, *tasks], timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     if task is not stopping:
@@ -254,7 +259,21 @@ class KafkaWorker:
         finally:
             stopping.cancel()
 
+    def _report(self) -> None:
+        """What each binding has done, in the log: also of a worker that nobody watches."""
+        self._reported = monotonic()
+        for stats in self.stats():
+            log.info(
+                "%s: %d completed, %d retried, %d dead-lettered, %d skipped, %d in flight, lag %d",
+                stats.binding, stats.completed, stats.retried, stats.dead_lettered, stats.skipped, stats.in_flight,
+                stats.lag,
+            )  # fmt: skip
+
     async def _shut_down(self) -> None:
+        if self._pools:
+            self._report()
+        for endings in self._endings:
+            endings.close()
         for task in self._looking:
             task.cancel()
         await asyncio.gather(*self._looking, return_exceptions=True)

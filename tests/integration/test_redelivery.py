@@ -257,7 +257,7 @@ async def test_a_deploy_that_fits_no_journal_stops_its_binding(rig: Rig) -> None
         await rig.until(lambda: sum(runs[f"reserve {n}"] for n in range(50)) == 50, "all records to block")
     async with rig.running(rig.binding(after)) as running:
         await rig.until(lambda: running.health.state == "unhealthy", "the binding to stop")
-        assert "don't match today's code" in running.reasons
+        assert "can't go on with today's code" in running.reasons
         paused = len(running.told("paused"))
         assert 20 <= paused <= 50
         await rig.produce([Message(None, b"80")])
