@@ -30,6 +30,10 @@ log = logging.getLogger("pyrula.kafka")
 
 RETRY_SECONDS = 1.0
 STOP_SECONDS = 1.0
+# Handing a record to a producer takes no time unless its topic is unknown.
+SEND_SECONDS = 10.0
+# What a producer that is given up still has under way may take so long.
+FLUSH_SECONDS = 5.0
 # A topic that acknowledges nothing for so long while something waits for it is worth a word.
 SILENCE_SECONDS = 3.0
 
@@ -120,16 +124,18 @@ class Outputs:
                 return producer
             return self._producer
 
+    def is_current(self, producer: AIOKafkaProducer) -> bool:
+        """Whether new records still go to this producer."""
+        return producer is self._producer
+
     def renew(self, producer: AIOKafkaProducer) -> None:
         """An idempotent producer that lost its sequence can't go on: the next send gets a new one."""
-        current = self._producer
-        if current is None or current is not producer:
-            return
-        self._producer = None
-        self._retire(current)
+        if self.is_current(producer):
+            self._producer = None
+            self._retire(producer, FLUSH_SECONDS)
 
-    def _retire(self, producer: AIOKafkaProducer) -> None:
-        task = asyncio.get_running_loop().create_task(_close(producer), name="close producer")
+    def _retire(self, producer: AIOKafkaProducer, flush: float) -> None:
+        task = asyncio.get_running_loop().create_task(_close(producer, flush), name="close producer")
         self._retiring.add(task)
         task.add_done_callback(self._retired)
 
@@ -144,17 +150,27 @@ class Outputs:
         for sender in self._senders.values():
             sender.task.cancel()
         await asyncio.gather(*(sender.task for sender in self._senders.values()), return_exceptions=True)
+        for task in self._retiring:
+            task.cancel()
         if self._producer is not None:
-            self._retire(self._producer)
+            self._retire(self._producer, 0)
             self._producer = None
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=STOP_SECONDS)
 
 
-async def _close(producer: AIOKafkaProducer) -> None:
-    """Fail what is under way and disconnect: stop() alone would wait for topics that are gone, without end."""
-    producer._message_accumulator.fail_all(KafkaConnectionError("the producer was closed"))  # noqa: SLF001
-    await producer.stop()
+async def _close(producer: AIOKafkaProducer, flush: float) -> None:
+    """Let what is under way arrive for so long, fail the rest, and disconnect. The producer's own stop() alone would
+    wait for topics that are gone, without end."""
+    try:
+        if flush:
+            async with asyncio.timeout(flush):
+                await producer.flush()
+    except (KafkaError, TimeoutError):
+        pass
+    finally:
+        producer._message_accumulator.fail_all(KafkaConnectionError("the producer was closed"))  # noqa: SLF001
+        await producer.stop()
 
 
 class _Sender:
@@ -199,14 +215,16 @@ class _Sender:
             output, pending = queue[0]
             try:
                 producer = await self._outputs.producer()
-                acknowledged = await producer.send(
-                    output.topic,
-                    output.value,
-                    key=output.key,
-                    partition=output.partition,
-                    timestamp_ms=output.timestamp_ms,
-                    headers=list(output.headers),
-                )
+                # It looks for an unknown topic by itself, but also goes on looking when it was given up meanwhile.
+                async with asyncio.timeout(SEND_SECONDS):
+                    acknowledged = await producer.send(
+                        output.topic,
+                        output.value,
+                        key=output.key,
+                        partition=output.partition,
+                        timestamp_ms=output.timestamp_ms,
+                        headers=list(output.headers),
+                    )
             except (MessageSizeTooLargeError, InvalidTopicError, AssertionError, ValueError, TypeError) as error:
                 queue.popleft()
                 self._settled()
@@ -228,9 +246,15 @@ class _Sender:
                 self._outputs.told.pop(self._topic, None)
             pending.acknowledged()
         elif isinstance(error, MessageSizeTooLargeError | InvalidTopicError):
+            # The broker expects this one's sequence number of what follows it.
+            self._outputs.renew(producer)
             self._settled()
             pending.refused(self._refusal(error))
-        elif not self._outputs.stopped:
+        elif self._outputs.stopped:
+            return
+        elif not self._outputs.is_current(producer):
+            self._put(output, pending)
+        else:
             self._trouble(error)
             if not (isinstance(error, KafkaError) and error.retriable):
                 self._outputs.renew(producer)
@@ -245,7 +269,7 @@ class _Sender:
         return OutputRefused(f"topic {self._topic} refused a record: {error!r}")
 
     def _trouble(self, error: BaseException) -> None:
-        if isinstance(error, UnknownTopicOrPartitionError):
+        if isinstance(error, UnknownTopicOrPartitionError) or not self._outputs.exists(self._topic):
             text = _missing(self._topic)
         elif isinstance(error, TopicAuthorizationFailedError):
             text = f"not allowed to write to topic {self._topic}; grant it WRITE"
