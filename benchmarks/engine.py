@@ -157,14 +157,14 @@ async def recorded(definition: Any) -> list[tuple[int, bytes]]:
 async def measure(rounds: int) -> None:
     install(asyncio.get_running_loop())
     todo = cases()
-    for name, definition, runs, operations in (
+    for label, definition, count, each in (
         ("replay of three steps, a step", three, 2_000, 3),
         ("replay of a hundred steps straight, a step", many, 100, 100),
         ("replay of a hundred with tasks, a step", many_with_tasks, 50, 100),
         ("replay of a gather of ten, a step", gathers, 300, 10),
     ):
         rows = await recorded(definition)
-        todo.append((name, runs, operations, lambda n, d=definition, r=rows: timed(d, n, Host(), r)))  # type: ignore[misc]
+        todo.append((label, count, each, lambda n, d=definition, r=rows: timed(d, n, Host(), r)))  # type: ignore[misc]
     figures: dict[str, list[float]] = {name: [] for name, *_ in todo}
     for _ in range(rounds):
         for name, runs, operations, case in todo:

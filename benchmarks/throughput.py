@@ -157,7 +157,7 @@ def measure(contender: str, *arguments: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--records", type=int, default=1_000_000, help="records in the topic")
     parser.add_argument("--rounds", type=int, default=3)

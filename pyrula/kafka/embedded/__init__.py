@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -96,7 +97,9 @@ class EmbeddedBroker:
             return
         for stream in (child.stdin, child.stdout, child.stderr):
             if stream is not None:
-                stream.close()
+                # What was written and not yet read is of no use to a child that has died.
+                with suppress(OSError):
+                    stream.close()
         try:
             child.wait(timeout=2)
         except subprocess.TimeoutExpired:
