@@ -16,6 +16,8 @@ seen: list[int] = []
 results: list[tuple[int, list[int]]] = []
 release: asyncio.Event
 
+FILLER = b""
+
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
@@ -30,7 +32,8 @@ async def note(ctx: Context, value: bytes) -> None:
     if value.startswith(b"block"):
         await release.wait()
     assert ctx.record is not None
-    seen.append(ctx.record.offset)
+    if value != FILLER:
+        seen.append(ctx.record.offset)
 
 
 def keyed(count: int, keys: int = 7) -> list[Message]:
@@ -38,9 +41,8 @@ def keyed(count: int, keys: int = 7) -> list[Message]:
 
 
 async def compact(rig: Rig) -> list[int]:
-    """Offsets that a compacted input topic has left, filler records of the cleaner's included."""
-    await asyncio.to_thread(rig.topics.compact, rig.topic)
-    return [record.offset for record in await rig.read(rig.topic)]
+    """Offsets that a compacted input topic has left, but for filler that makes the cleaner work."""
+    return [record.offset for record in await asyncio.to_thread(rig.topics.compact, rig.topic)]
 
 
 async def test_a_compacted_topic_is_processed_to_its_end(rig: Rig) -> None:
