@@ -3,10 +3,9 @@
 `bytes` is the value as it is, `str` its UTF-8 text, anything else JSON: plain for `dict`, `list` or no annotation, by
 pydantic for the rest. Null is read only where the annotation admits None; b"" is a value like any other.
 
-JSON is held to the standard, so NaN and Infinity are refused where pydantic alone would take them. Of duplicate keys
-the last one counts. Two things stay as the parsers have them: whole numbers over 64 bits become floats in a `dict` (a
-model keeps them), and a number past the largest float is infinity to a model's float (but not to a
-`pydantic.FiniteFloat`).
+JSON is held to the standard, so NaN and Infinity are refused where pydantic alone would take them, and so is a number
+past the largest float where it would be one. Of duplicate keys the last one counts. Whole numbers over 64 bits become
+floats in a `dict`; a model keeps them.
 """
 
 from collections.abc import Callable
@@ -22,6 +21,10 @@ from pyrula.workflows.errors import ConfigurationError, PyrulaError
 # Of a value's wrong parts so many are told, each cut to so many characters: a large value may have one per element.
 _TOLD = 3
 _LONGEST_TEXT = 300
+
+# Brings every number that may be too large for a float into a form that is quickly looked for.
+_NUMBERS = bytes.maketrans(b"123456789E", b"000000000e")
+_MANY_DIGITS = b"0" * 309
 
 _READ_OTHERWISE = "take it as bytes, or bind with a value_serde"
 
@@ -115,14 +118,30 @@ def _choose(annotation: Any, where: str, decode: Decode | None, as_json: bool) -
             return found
     adapter = _adapter(annotation, where)
     validate = adapter.validator.validate_json
+    floats = _reads_floats(adapter.core_schema)
 
     def read(data: bytes) -> Any:
         # Looking for one byte is some ten times faster than looking for a word.
-        if (78 in data and b"NaN" in data) or (73 in data and b"Infinity" in data):
+        odd = (78 in data and b"NaN" in data) or (73 in data and b"Infinity" in data)
+        if odd or (floats and _may_be_infinite(data)):
             loads(data)
         return validate(data)
 
     return read, lambda: _null_by(adapter), None
+
+
+def _reads_floats(schema: Any) -> bool:
+    if isinstance(schema, dict):
+        if schema.get("type") in ("float", "any"):
+            return True
+        return any(_reads_floats(part) for key, part in schema.items() if key != "metadata")
+    return isinstance(schema, (list, tuple)) and any(map(_reads_floats, schema))
+
+
+def _may_be_infinite(data: bytes) -> bool:
+    """Whether something in it looks like a number past the largest float, which pydantic reads as infinity."""
+    numbers = data.translate(_NUMBERS)
+    return b"0e000" in numbers or b"0e+000" in numbers or (len(data) > 308 and _MANY_DIGITS in numbers)
 
 
 def _raw(annotation: Any, where: str) -> _Choice | None:

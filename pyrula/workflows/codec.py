@@ -60,13 +60,13 @@ def dumps(value: Any) -> bytes:
 
 
 def encode_message(value: Any, what: str, limit: int | None = None, *, sort_keys: bool = False) -> bytes:
-    """The JSON of a value that leaves Pyrula and isn't read back, so that types needn't survive.
+    """The JSON of a value that leaves Pyrula and isn't read back, so that types needn't survive; no NaN or infinity.
 
     Models are written as their `model_dump_json()`, dataclasses, dates, UUIDs, enums, Decimals in their usual form.
     """
     try:
         if isinstance(value, BaseModel):
-            data = value.model_dump_json().encode()
+            data = _model_json(value)
         else:
             data = _orjson_dumps(value, _usual_form, orjson.OPT_SORT_KEYS if sort_keys else 0)
             if b"null" in data:
@@ -80,8 +80,18 @@ def encode_message(value: Any, what: str, limit: int | None = None, *, sort_keys
 
 def _usual_form(value: Any) -> Any:
     if isinstance(value, BaseModel):
-        return Fragment(value.model_dump_json())
-    return pydantic_core.to_jsonable_python(value)
+        return Fragment(_model_json(value))
+    form = pydantic_core.to_jsonable_python(value)
+    _refuse_special_floats(form)
+    return form
+
+
+def _model_json(model: BaseModel) -> bytes:
+    data = model.model_dump_json().encode()
+    # What a NaN or infinity is written as, by the model's config.
+    if b"null" in data or b"NaN" in data or b"Infinity" in data:
+        _refuse_special_floats(model.model_dump(mode="json", warnings=False))
+    return data
 
 
 def _refuse_special_floats(value: Any) -> None:
@@ -130,6 +140,18 @@ class Codec(ABC):
     @abstractmethod
     def encode(self, value: Any, what: str, limit: int = MAX_VALUE) -> tuple[bytes, Any]:
         """The JSON and the decoded form. SerializationError; `what` names the value there: "step `charge`"."""
+
+    def encode_message(self, value: Any, what: str, limit: int = MAX_VALUE) -> bytes:
+        """The JSON of a value that leaves Pyrula: other readers wouldn't take a text for the number it stands for."""
+        data, decoded = self.encode(value, what, limit)
+        try:
+            if b'"NaN"' in data or b'Infinity"' in data:
+                _refuse_special_floats(pydantic_core.to_jsonable_python(decoded, fallback=str))
+            if type(decoded) is int and data[:1] == b'"':
+                raise ValueError("an int of more than 64 bits has no form in JSON that all readers take")
+        except ValueError as error:
+            raise _not_json(what, error) from error
+        return data
 
     @abstractmethod
     def decode(self, data: bytes, what: str = "the stored value") -> Any:

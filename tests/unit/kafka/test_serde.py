@@ -124,6 +124,8 @@ def refused(annotation: Any, data: bytes | None, serde: Serde | None = None) -> 
         (Order | None, b"null", None),
         (Order | list[Order], b'[{"id":"1"}]', [Order(id="1")]),
         (Point, b'{"x":1,"y":2}', Point(1, 2)),
+        (Loose, b'{"value":"1e999","price":1e308}', Loose(value="1e999", price=1e308)),
+        (Loose, b'{"value":1e-999,"price":0e0}', Loose(value=0.0, price=0.0)),
         (Loose, b'{"NaN":"Infinity","value":"-Infinity NaN"}', Loose(NaN="Infinity", value="-Infinity NaN")),
     ],
 )
@@ -179,6 +181,9 @@ NOT_JSON = {
     "NaN where nothing reads it": b'{"id":"1","other":[NaN]}',
     "Infinity": b'{"id":"1","price":Infinity}',
     "-Infinity": b'{"id":"1","price":-Infinity}',
+    "past the largest float": b'{"id":"1","price":1e999}',
+    "past the least float": b'{"id":"1","price":-1.5E+0400}',
+    "past the largest float, as digits": b'{"id":"1","price":1' + b"0" * 309 + b"}",
     "invalid UTF-8": b'{"id":"\xff"}',
     "a surrogate in UTF-8": b'{"id":"\xed\xa0\x80"}',
     "a lone surrogate": b'{"id":"\\ud800"}',

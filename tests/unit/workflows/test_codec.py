@@ -1,6 +1,6 @@
 import math
 import uuid
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -459,10 +459,55 @@ def test_messages_are_written_in_the_usual_form() -> None:
     assert encode_message({"b": 1, "a": 2}, "message", sort_keys=True) == b'{"a":2,"b":1}'
 
 
-@pytest.mark.parametrize("value", [math.nan, {"a": [math.inf]}, {"a": Point(1, math.nan)}, "\ud800", Unknown(), {1: 2}])
+class Reading(BaseModel):
+    celsius: float | None
+    note: str = ""
+
+
+class Readings(BaseModel, ser_json_inf_nan="constants"):
+    each: list[float]
+
+
+UNSENDABLE = [
+    math.nan,
+    {"a": [math.inf]},
+    {"a": Point(1, math.nan)},
+    Reading(celsius=math.nan),
+    {"a": [Reading(celsius=-math.inf)]},
+    Readings(each=[math.nan]),
+    {"a": deque([math.nan])},
+    "\ud800",
+    Unknown(),
+    {1: 2},
+]
+
+
+@pytest.mark.parametrize("value", UNSENDABLE)
 def test_a_message_that_json_cannot_hold_is_refused(value: Any) -> None:
     with pytest.raises(SerializationError, match=r"^message to `receipts`: "):
         encode_message(value, "message to `receipts`")
+
+
+def test_a_message_may_hold_null_and_the_word_nan() -> None:
+    assert encode_message(Reading(celsius=None, note="NaN"), "message") == b'{"celsius":null,"note":"NaN"}'
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [(float, math.nan), (float | None, -math.inf), (list[float], [1.0, math.inf])],
+)
+def test_a_number_that_the_journal_keeps_as_text_is_no_message(annotation: Any, value: Any) -> None:
+    codec = Codec.of(annotation)
+    assert image(codec.decode(codec.encode(value, WHAT)[0])) == image(value)
+    with pytest.raises(SerializationError, match=r"^the result of `a`: .*(nan|inf) has no form in JSON"):
+        codec.encode_message(value, "the result of `a`")
+
+
+def test_other_results_are_messages_as_they_are_journaled() -> None:
+    assert Codec.of(str).encode_message("NaN", WHAT) == b'"NaN"'
+    assert Codec.of(list[str]).encode_message(["Infinity"], WHAT) == b'["Infinity"]'
+    with pytest.raises(SerializationError, match="64 bits"):
+        Codec.of(int).encode_message(1 << 64, WHAT)
 
 
 def test_a_message_may_have_a_limit() -> None:
