@@ -18,9 +18,11 @@ from pyrula.workflows.definition import StepDefinition, step_of
 from pyrula.workflows.engine.as_completed import AsCompleted
 from pyrula.workflows.engine.attempt import pause
 from pyrula.workflows.engine.attempts import error_from, perform
+from pyrula.workflows.engine.crew import Crew
 from pyrula.workflows.engine.host import Output
 from pyrula.workflows.engine.operations import InstantOperation, SleepOperation, StepOperation
 from pyrula.workflows.engine.run import RUN, Run
+from pyrula.workflows.engine.talking import Talking
 from pyrula.workflows.engine.timeout import Timeout
 from pyrula.workflows.errors import NonDeterminismError, SerializationError
 from pyrula.workflows.model import MAX_VALUE, RunInfo
@@ -34,7 +36,7 @@ R = TypeVar("R")
 Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
 
-class Context:
+class Context(Talking):
     """The first argument of every workflow.
 
     >>> from pyrula.workflows import workflow
@@ -43,7 +45,7 @@ class Context:
     ...     return await ctx.step(lambda: cents * 2)
     """
 
-    __slots__ = ("_run",)
+    __slots__ = ()
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -77,8 +79,14 @@ class Context:
                 return codec.decode(entry.value or b"null")
             except SerializationError as error:
                 await run.fail(machine.unreadable(entry, error))
-        kind, data, answer = await perform(run, op, definition, args, kwargs)
+        run.in_place = op
+        try:
+            kind, data, answer = await perform(run, op, definition, args, kwargs, True)
+        finally:
+            run.in_place = None
         if not run.straight:
+            if kind == "later" and run.stopped is None:
+                return await Crew.of(run).take_over(StepOperation(definition, args, kwargs), op)
             return await self._hand_in("step", name, op, kind, data, answer)
         run.write(delivery((kind, op, "step", name, clock, None, data)))
         if kind == "error":
@@ -108,7 +116,15 @@ class Context:
         if machine.left:
             await self._recorded(op, "sleep", "")
             return
-        await pause(run.time_left(op, "sleep", wanted, moment))
+        left = run.time_left(op, "sleep", wanted, moment)
+        if run.talking is not None and left > run.talking.park_after:
+            await Crew.of(run).take_over(SleepOperation("sleep", wanted, moment), op)
+            return
+        run.in_place = op
+        try:
+            await pause(left)
+        finally:
+            run.in_place = None
         if not run.straight:
             await self._hand_in("sleep", "", op, "value", b"null", None)
             return
@@ -218,9 +234,10 @@ class Context:
 
     @property
     def run(self) -> RunInfo:
-        """The run's id, workflow name, version and attempt."""
+        """The run's id, workflow name, version and attempt; of a submitted run its owner and metadata too."""
         run = self._run
-        return RunInfo(run.run_id, run.definition.name, run.definition.version, run.attempt)
+        owner, metadata = ("", None) if run.talking is None else run.talking.tenant(run)
+        return RunInfo(run.run_id, run.definition.name, run.definition.version, run.attempt, owner, metadata)
 
     @property
     def logger(self) -> "logging.LoggerAdapter[logging.Logger]":

@@ -5,28 +5,57 @@ the caller's context stays as it was. A body that never suspends costs no turn o
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from copy import copy
+from math import inf
 from typing import Any, Final
 from weakref import finalize
 
-from pyrula.workflows.codec import dumps, loads
+from pyrula.workflows.clock import Clock
+from pyrula.workflows.codec import dumps
 from pyrula.workflows.context import Context
 from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.engine.attended import Attended, LetGo
 from pyrula.workflows.engine.crew import Crew
+from pyrula.workflows.engine.desk import Desk
 from pyrula.workflows.engine.drive import Drive
-from pyrula.workflows.engine.host import COMPLETED, Host, Outcome, Output
+from pyrula.workflows.engine.host import (
+    COMPLETED,
+    ChildRequest,
+    ContinueAsNew,
+    Continued,
+    Host,
+    Outcome,
+    Output,
+    RunHost,
+)
 from pyrula.workflows.engine.install import install, uninstall
-from pyrula.workflows.engine.run import RUN, Run
-from pyrula.workflows.errors import NonDeterminismError, RunCancelled, SerializationError, StepError
+from pyrula.workflows.engine.retry import end_of_kept, first, kept_notes, rows_to_drop, without_end
+from pyrula.workflows.engine.run import RUN
+from pyrula.workflows.errors import NonDeterminismError, RunCancelled
 from pyrula.workflows.replay.journal import Entry, Journal
+from pyrula.workflows.store.payloads import Failure, encode_refusal
 
-__all__ = ["Execution", "Host", "Outcome", "Output", "install", "uninstall"]
+__all__ = [
+    "ChildRequest",
+    "ContinueAsNew",
+    "Execution",
+    "Host",
+    "LetGo",
+    "Outcome",
+    "Output",
+    "RunHost",
+    "answer_from_journal",
+    "install",
+    "uninstall",
+    "without_end",
+]
 
 
-class Execution(Run):
+class Execution(Attended):
     """One run in memory: `outcome = await Execution(definition, run_id, host, args, clock=clock).run()`.
 
     `origin` and `flush` are the host's own and never read here. After `run()`, `outputs` has what was sent, and
@@ -46,6 +75,11 @@ class Execution(Run):
         journal = self.journal
         # A journal with a head is of a run that had several tasks: only settled points tell where its entries belong.
         straight = id(self.definition) not in _making_tasks and (journal is None or ("head", "") not in journal.notes)
+        if journal is not None and journal.keeps_messages:
+            self.desk = self.desk or Desk()
+            self.desk.restore(journal)
+        if self.desk is not None and self.desk.urgent:
+            straight = False
         variables = copy_context()
         if not straight:
             variables.run(RUN.set, self)  # before the body begins: its first turn is the run's already
@@ -88,6 +122,8 @@ class Execution(Run):
             self.on_suspend()
         drive = Drive(self, steps, variables)
         self.drive = drive
+        if self.desk is not None:
+            self.look()
         raised: BaseException | None = None
         try:
             await drive.carry(yielded)
@@ -97,6 +133,11 @@ class Execution(Run):
             raised = error
         self.drive = None
         cancelled = drive.was_cancelled(raised)
+        if not cancelled and self.crew is not None and self._waits_for_handlers(raised):
+            try:
+                await self.crew.handlers_ended()
+            except asyncio.CancelledError:
+                cancelled = True
         if cancelled:
             self.stop("cut")
         outcome = self._returned() if raised is None else self._raised(raised)
@@ -119,13 +160,27 @@ class Execution(Run):
 
     async def _as_root(self) -> None:
         # The run is over in the very turn in which its body ends: nothing is delivered, nothing asked for after it.
+        assert self.crew is not None
+        raised: BaseException | None = None
         try:
             await _call(self)
-            self._returned()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever the body raised is its outcome
-            self._raised(error)
+            raised = error
+        if self._waits_for_handlers(raised):
+            with suppress(asyncio.CancelledError):  # it is being torn down
+                await self.crew.handlers_ended()
+        if raised is None:
+            self._returned()
+        else:
+            self._raised(raised)
+
+    def _waits_for_handlers(self, raised: BaseException | None) -> bool:
+        """Whether updates that were taken are brought to their end: not when the run fails."""
+        if raised is None or first(raised, (RunCancelled, Continued)) is not None:
+            return True
+        return self.crew is not None and self.crew.cancelled and isinstance(raised, asyncio.CancelledError)
 
     async def _crew_gone(self) -> None:
         """Until the run's tasks have ended or been left behind. A cancellation cuts the run and is raised after it."""
@@ -138,7 +193,8 @@ class Execution(Run):
                 cancelled = error
                 self.stop("cut")
         self.leftovers = self.still_alive()
-        _remember(self.definition)
+        if self.crew.own:
+            _remember(self.definition)
         if cancelled is not None:
             raise cancelled
 
@@ -155,10 +211,13 @@ class Execution(Run):
         again.reset()
         journal = self.journal
         if journal is not None and self.error is not None:
-            dropped = _rows_to_drop(journal, self.error)
+            dropped = rows_to_drop(journal, self.error)
             for index in sorted(dropped, reverse=True):  # a part of the deletions leaves a journal that replays
                 self.host.append(again, index, None)
-            journal = journal.without(dropped)
+            kept = kept_notes(journal.entries(), dropped, [])
+            again.journal = journal = journal.without(dropped)
+            for note in kept:
+                again.write(note)
         again.attempt = self.attempt + 1
         again.journal = Journal() if journal is None else journal
         again.write(Entry("attempt", "", "", "", None, None, dumps(again.attempt)))
@@ -179,23 +238,43 @@ class Execution(Run):
     def _raised(self, error: BaseException) -> Outcome:
         if self.stopped is None:
             machine = self.machine or (self.begin() if self.journal is not None else None)
-            refused = _first(error, NonDeterminismError)
+            refused = first(error, NonDeterminismError)
+            continued = first(error, Continued)
             if refused is not None:
                 self.stop("paused", refused)
             elif machine is not None and machine.left:
                 early = machine.returned_early()
                 early.__cause__ = error
                 self.stop("paused", early)
-            elif _first(error, RunCancelled) is not None:
+            elif isinstance(continued, Continued):
+                self.stop("continued_as_new", continued.into)
+            elif first(error, self._cancellations()) is not None:
                 self.stop("cancelled", error)
             else:
                 self.stop("failed", error)
+                self._note_failure(error)
         return self._stopped()
+
+    def _cancellations(self) -> tuple[type[BaseException], ...]:
+        """What a body ends with when it was cancelled."""
+        aborted = self.crew is not None and self.crew.cancelled
+        return (RunCancelled, asyncio.CancelledError) if aborted else (RunCancelled,)
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Where a retry would go on, for whoever has the run then: it won't have the error."""
+        if self.talking is not None:
+            if self.journal is None:
+                self.begin()
+            assert self.journal is not None
+            end = end_of_kept(self.journal.entries(), error)
+            self.write(Entry("failed", "", "", "", None, None, dumps(end)))
 
     def _stopped(self) -> Outcome:
         status = self.stopped
         assert status is not None
-        if status == "completed":
+        if status in ("completed", "continued_as_new"):
+            return Outcome(status, self._result)
+        if status == "paused" and self.error is None:
             return Outcome(status, self._result)
         return Outcome(status, None, self.error if status in ("failed", "paused") else None)
 
@@ -224,59 +303,53 @@ def _remember(definition: WorkflowDefinition[Any, Any]) -> None:
         finalize(definition, _making_tasks.discard, id(definition))
 
 
-def _first(error: BaseException, kind: type[BaseException]) -> BaseException | None:
-    """The error if it is of that kind, or the first such member of a group."""
-    if isinstance(error, kind):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        return next((found for one in error.exceptions if (found := _first(one, kind)) is not None), None)
-    return None
+class _Reader:
+    """The host of a run that is replayed only to be asked something: nothing is written, nothing starts."""
+
+    park_after = inf
+
+    def __init__(self, tenant: tuple[str, Any]) -> None:
+        self._tenant = tenant
+
+    def tenant(self, run: Execution) -> tuple[str, Any]:
+        return self._tenant
+
+    def durable(self, run: Execution) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return _nothing
 
 
-def _rows_to_drop(journal: Journal, failure: BaseException) -> set[int]:
-    """From the entry of the step error that made the run fail on. What waited then gets new attempts and time-outs."""
-    rows = journal.entries()
-    end = _end_of_kept(rows, failure)
-    delivered = {entry.op for index, entry in rows if index < end and entry.clock is not None}
-    dropped = set()
-    for index, entry in rows:
-        fresh = entry.kind == "attempt" or (entry.kind == "deadline" and entry.opkind == "timeout")
-        if index >= end or (fresh and entry.op and entry.op not in delivered):
-            dropped.add(index)
-    return dropped
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
-def _end_of_kept(rows: list[tuple[int, Entry]], failure: BaseException) -> int:
-    for error in _chain(failure):
-        if isinstance(error, (StepError, SerializationError)):
-            for index, entry in reversed(rows):
-                if entry.kind == "error" and entry.opkind == "step" and _same(error, entry):
-                    return index
-    return rows[-1][0] + 1 if rows else 0
-
-
-def _same(error: StepError | SerializationError, entry: Entry) -> bool:
-    fields = loads(entry.value or b"{}")
-    if isinstance(error, SerializationError):
-        return bool(fields.get("serialization") == str(error))
-    return bool(
-        entry.name == error.step
-        and fields.get("type") == error.error_type
-        and fields.get("message") == error.message
-        and fields.get("trace") == error.trace
-    )
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from or beside, and the members of groups."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        one = waiting.pop(0)
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        if isinstance(one, BaseExceptionGroup):
-            waiting.extend(one.exceptions)
-        waiting.extend((one.__cause__, one.__context__))
+async def answer_from_journal(
+    definition: WorkflowDefinition[Any, Any],
+    run_id: str,
+    kwargs: dict[str, Any],
+    rows: Iterable[tuple[int, bytes]],
+    name: str,
+    payload: bytes,
+    *,
+    clock: Clock,
+    tenant: tuple[str, Any] = ("", None),
+    attempt: int = 1,
+    seconds: float = 10.0,
+) -> bytes:
+    """A query's answer by a run that nobody holds: its journal is replayed, and the body asked where it then stands."""
+    host: Any = _Reader(tenant)
+    journal = Journal.load(rows)
+    run = Execution(definition, run_id, host, (), kwargs, journal=journal, attempt=attempt, clock=clock)
+    run.desk = desk = Desk()
+    desk.read_only = True
+    running = asyncio.create_task(run.run())
+    try:
+        async with asyncio.timeout(seconds):
+            return await run.query(name, payload)
+    except TimeoutError:
+        return encode_refusal(Failure("", f"the run's journal wasn't replayed within {seconds:g} s"))
+    finally:
+        run.cut()
+        await running

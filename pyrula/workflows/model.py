@@ -1,6 +1,6 @@
 """Plain data and the limits that several modules share. No behaviour, no imports of ours."""
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 __all__ = [
     "DEFAULT_VERSION",
@@ -24,9 +24,14 @@ DEFAULT_VERSION: Final = "1"
 
 
 class RunInfo(NamedTuple):
-    """What a body may know about its own run: `ctx.run`. `attempt` counts from 1."""
+    """What a body may know about its own run: `ctx.run`. `attempt` counts from 1.
+
+    `owner` and `metadata` are what it was submitted with; "" and None if it wasn't.
+    """
 
     id: str
     name: str
     version: str
     attempt: int
+    owner: str = ""
+    metadata: Any = None

@@ -124,7 +124,7 @@ def test_plain_properties(tasks: bool) -> None:
         return [ctx.record, ctx.run]
 
     outcome, _ = play(body, tasks=tasks, host=host)
-    assert outcome.value == ["the record", ("00-test", "body", "1", 1)]
+    assert outcome.value == ["the record", ("00-test", "body", "1", 1, "", None)]
 
 
 @pytest.mark.usefixtures("prepared")

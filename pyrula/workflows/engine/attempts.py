@@ -13,6 +13,7 @@ from typing import Any, Final
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import StepDefinition
 from pyrula.workflows.engine.attempt import OwnExit, TimedOut, pause, start
+from pyrula.workflows.engine.host import RunHost
 from pyrula.workflows.engine.run import Run
 from pyrula.workflows.errors import SerializationError, StepError
 from pyrula.workflows.replay.journal import Entry
@@ -27,18 +28,24 @@ _Definition = StepDefinition[Any, Any]
 Answer = tuple[str, bytes, Any]
 """An entry's kind and JSON, and the value or exception the body gets."""
 
+_LATER: Final[Answer] = ("later", b"", None)
 
-async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs: Any) -> Answer:
-    """Executes the step to its end, its retries included. Raises only what is meant for the run: a cancellation."""
+
+async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs: Any, in_place: bool = False) -> Answer:
+    """Executes the step to its end, its retries included. Raises only what is meant for the run: a cancellation.
+
+    In place, the answer "later" says that its next attempt is so far off that the run shouldn't wait for it here.
+    """
     host, codec = run.host, definition.return_codec
-    journal = run.journal
+    journal, talking = run.journal, run.talking
     assert journal is not None
     number, started = 1, None
     note = journal.note("attempt", op) if journal.notes else None
     if note is not None:
         failed, due, started = loads(note.value or b"[0,0,0]")
         number = failed + 1
-        await pause(due - run.clock.now().timestamp())
+        if await _rest(run, op, due, in_place):
+            return _LATER
     if started is None and definition.total_timeout is not None:
         started = run.clock.now().timestamp()
     while True:
@@ -47,6 +54,9 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
             await run.acknowledged(waiter)
         seconds, shortened = definition.timeout, False
         failure: Exception
+        begun = run.clock.monotonic()
+        if talking is not None:
+            talking.event(run, "step_started", op=op, step=definition.name, attempt=number)
         try:
             if started is not None and definition.total_timeout is not None:
                 left = started + definition.total_timeout - run.clock.now().timestamp()
@@ -66,7 +76,11 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
                 text = _clean(str(error), _MESSAGE_LIMIT)
                 refused = SerializationError(text)
             else:
+                if talking is not None:
+                    _tell(run, talking, op, definition, number, begun)
                 return "value", data, decoded
+            if talking is not None:
+                _tell(run, talking, op, definition, number, begun, text)
             return "error", dumps({"serialization": text}), refused
         now = run.clock.now().timestamp()
         delay = definition.retry.delay_for(failure, number, random())
@@ -74,14 +88,64 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
         if started is not None and definition.total_timeout is not None:
             last = last or started + definition.total_timeout <= now + delay
         if last or number >= definition.retry.max_attempts or not definition.retry.retryable(failure):
-            return _failure(definition.name, number, failure)
+            answer = _failure(definition.name, number, failure)
+            if talking is not None:
+                _tell(run, talking, op, definition, number, begun, answer[2].message)
+            return answer
         if run.stopped is not None:
             await run.refuse()
         if _given_up_by_body(run, op):
             raise asyncio.CancelledError
         run.write(Entry("attempt", op, "", "", None, None, dumps([number, now + delay, started])))
-        await pause(delay)
+        if talking is not None:
+            _tell(run, talking, op, definition, number, begun, _text(failure), delay)
+        if await _rest(run, op, now + delay, in_place):
+            return _LATER
         number += 1
+
+
+async def _rest(run: Run, op: str, due: float, in_place: bool) -> bool:
+    """Waits for the next attempt, where whoever wants to know can see it. True if that is better done elsewhere."""
+    delay = due - run.clock.now().timestamp()
+    talking = run.talking
+    if talking is None or delay <= 0:
+        await pause(delay)
+        return False
+    if in_place and delay > talking.park_after:
+        run.straight = False
+        return True
+    rests = run.remains.rests
+    rests[op] = due
+    if run.crew is not None:
+        run.crew.on_rest()
+    try:
+        await pause(delay)
+    finally:
+        del rests[op]
+    return False
+
+
+def _tell(
+    run: Run,
+    host: RunHost,
+    op: str,
+    definition: _Definition,
+    attempt: int,
+    begun: float,
+    error: str | None = None,
+    retry_in: float | None = None,
+) -> None:
+    """An attempt has ended."""
+    seconds = round(run.clock.monotonic() - begun, 6)
+    if run.stopped is not None:
+        return
+    if error is None:
+        host.event(run, "step_completed", op=op, step=definition.name, attempt=attempt, seconds=seconds)
+    else:
+        host.event(
+            run, "step_failed", op=op, step=definition.name, attempt=attempt, seconds=seconds, error=error,
+            retry_in=retry_in,
+        )  # fmt: skip
 
 
 def _given_up_by_body(run: Run, op: str) -> bool:
@@ -108,15 +172,19 @@ def _failure(name: str, attempts: int, failure: Exception) -> Answer:
     else:
         cls = type(failure)
         kind = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-    try:
-        text = str(failure)
-    except Exception:  # noqa: BLE001 - a message that can't be had is no reason to lose the error
-        text = "(its text can't be had)"
-    kind, message = _clean(kind, _MESSAGE_LIMIT), _clean(text, _MESSAGE_LIMIT)
+    kind, message = _clean(kind, _MESSAGE_LIMIT), _text(failure)
     trace = _clean("".join(traceback.format_exception(failure))[-_TRACE_LIMIT:], _TRACE_LIMIT)
     timed_out = isinstance(failure, TimedOut)
     data = dumps({"type": kind, "message": message, "trace": trace, "attempts": attempts, "timed_out": timed_out})
     return "error", data, StepError(name, attempts, kind, message, trace, timed_out)
+
+
+def _text(failure: Exception) -> str:
+    try:
+        text = str(failure)
+    except Exception:  # noqa: BLE001 - a message that can't be had is no reason to lose the error
+        text = "(its text can't be had)"
+    return _clean(text, _MESSAGE_LIMIT)
 
 
 def _clean(text: str, limit: int) -> str:

@@ -15,9 +15,14 @@ from contextvars import Context
 from typing import Any
 from zlib import crc32
 
+from pyrula.workflows.engine.desk import Desk
+from pyrula.workflows.engine.mail import Mail, is_cleanup
 from pyrula.workflows.engine.operations import AnsweredOperation, CrewOperation, Promise
+from pyrula.workflows.engine.parking import idle_waits
+from pyrula.workflows.engine.parts import DeskLike
 from pyrula.workflows.engine.patience import Patience
 from pyrula.workflows.engine.places import Place, name_of
+from pyrula.workflows.engine.remains import wake
 from pyrula.workflows.engine.run import Run, under_alarm
 from pyrula.workflows.engine.settler import settler_of
 from pyrula.workflows.engine.teardown import Teardown
@@ -25,6 +30,7 @@ from pyrula.workflows.engine.waits import Waits
 from pyrula.workflows.errors import NonDeterminismError, PyrulaError
 from pyrula.workflows.replay.journal import Entry, delivery
 from pyrula.workflows.replay.mismatch import PYTHON
+from pyrula.workflows.store.messages import Wait
 
 __all__ = ["Crew", "RunTask"]
 
@@ -52,7 +58,9 @@ class Crew:
         self.machine = run.machine or run.begin()
         self.machine.begin_waiting()
         self.salt = crc32(run.run_id.encode()) << 20
-        self.live = not self.machine.left
+        if run.desk is None and run.talking is not None:
+            run.desk = Desk()
+        self.live = not self.machine.left and not (run.desk is not None and run.desk.read_only)
         self.quiet = False
         self.root = Place("", 0)
         self.root.asked = self.machine.asked
@@ -67,6 +75,10 @@ class Crew:
         # Tasks that don't wait at an operation, by serial.
         self._elsewhere: dict[int, Place] = {}
         self._waits = Waits(run, self._elsewhere)
+        self.mail = Mail(self)
+        # Whether the body itself made it necessary: then its next runs have one from the start.
+        self.own = False
+        self._handlers_gone: asyncio.Future[None] | None = None
         run.crew = self
         run.straight = False
         self._settler.want(self)
@@ -84,7 +96,8 @@ class Crew:
         crew.root.task = task
         crew.root.coro = run.body
         crew.root.alarms = run.alarms
-        crew._elsewhere[0] = crew.root
+        if run.in_place is None:
+            crew._elsewhere[0] = crew.root
         if drive is not None:
             drive.mark()
         if run.stopped is not None:
@@ -98,13 +111,61 @@ class Crew:
     def make_task(self, coro: Any, **options: Any) -> RunTask:
         """A task that the body makes."""
         parent = self._place_of(asyncio.current_task()) or self._outside
+        self.own = True
         self._serial += 1
         place = Place(parent.next_child(name_of(coro)), self._serial)
+        if self.mail.cancelled and not parent.told:
+            parent.told = is_cleanup()
+        place.told = parent.told
         if parent.alarms:
             place.alarms = parent.armed()
         task = RunTask(coro, self, place, loop=self.loop, **options)
         self._enter(task)
         return task
+
+    def make_root(self, coro: Coroutine[Any, Any, None], path: str, variables: Context) -> RunTask:
+        """A task that is nobody's child: an update's handler."""
+        self._serial += 1
+        task = RunTask(coro, self, Place(path, self._serial), loop=self.loop, context=variables)
+        self._enter(task)
+        return task
+
+    @property
+    def rooted(self) -> bool:
+        """Whether the body's first task can be cancelled: not between `start` and `finish` of its execution."""
+        return self.run.drive is not None or type(self.root.task) is RunTask
+
+    def cancel_root(self) -> None:
+        """Cancels the body's first task."""
+        if self.run.drive is not None:
+            self.run.drive.abort()
+        elif self.root.task is not None:
+            self.root.task.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether a cancel of the run was delivered."""
+        return self.mail.cancelled
+
+    def on_stop(self) -> None:
+        """The run was stopped."""
+        self.teardown.begin()
+        self.call_handler_gone()
+
+    def call_handler_gone(self) -> None:
+        """An update handler has ended, or the run has."""
+        if self._handlers_gone is not None:
+            wake(self._handlers_gone)
+
+    async def handlers_ended(self) -> None:
+        """The body has ended: until the updates that it took have, too. Then it is too late for more of them."""
+        while self.mail.handlers and self.run.stopped is None:
+            if not self.mail.ending:
+                self.mail.ending, self.mail.aborted = True, False
+                self._elsewhere.pop(0, None)
+            self._handlers_gone = self.loop.create_future()
+            self._settler.want(self)
+            await self._handlers_gone
 
     def _enter(self, task: RunTask) -> None:
         place = task.place
@@ -122,6 +183,8 @@ class Crew:
         self._elsewhere.pop(serial, None)
         if self.run.stopped is not None:
             self.teardown.on_end()
+        elif self.run.desk is not None:
+            self._settler.want(self)
 
     def _place_of(self, task: "asyncio.Task[Any] | None") -> Place | None:
         if type(task) is RunTask:
@@ -143,31 +206,42 @@ class Crew:
         place = self.place()
         if place.alarms and place.armed():
             raise under_alarm(self.run)
+        if not self.mail.told(place):
+            raise self.mail.cancellation()
         self.machine.asked += 1
         if not self.live:
             self._settler.want(self)
-        elif self.quiet and self._several():
-            self._loosen()
+        else:
+            if self.quiet and self._several():
+                self._loosen()
+            if self.run.desk is not None:
+                self._settler.want(self)
         return place, place.next_id()
 
     async def ask(self, operation: CrewOperation) -> Any:
         """Asks for an operation and waits for its delivery."""
-        place, operation.id = self.count()
+        operation.place, operation.id = place, _ = self.count()
+        return await self._wait(operation, place)
+
+    async def take_over(self, operation: CrewOperation, op: str) -> Any:
+        """An operation that was counted on the straight path, and not executed to its end there."""
+        place = self.place()
+        operation.place, operation.id = place, op
         return await self._wait(operation, place)
 
     async def hand_in(self, kind: str, name: str, op: str, answer: tuple[str, bytes, Any]) -> Any:
         """An operation that was executed on the straight path, and counted there: wait for its delivery."""
-        return await self._wait(AnsweredOperation(kind, name, op, answer), self.place())
+        return await self.take_over(AnsweredOperation(kind, name, op, answer), op)
 
     async def _wait(self, operation: CrewOperation, place: Place) -> Any:
         operation.promise = promise = Promise(loop=self.loop)
         serial = place.serial
         self.begin(operation)
-        waiting = self._elsewhere.pop(serial)
+        self._elsewhere.pop(serial, None)
         try:
             return await promise
         finally:
-            self._elsewhere[serial] = waiting
+            self._elsewhere[serial] = place
             if promise.cancelled():
                 self.withdraw(operation)
 
@@ -180,7 +254,7 @@ class Crew:
     def begin(self, operation: CrewOperation) -> None:
         """An operation waits from now on; nobody needs to await it."""
         self.machine.on_asked(operation)
-        if self.live:
+        if self.live and not self.pausing:
             operation.start(self)
 
     def withdraw(self, operation: CrewOperation) -> None:
@@ -215,9 +289,23 @@ class Crew:
         """A timer in the engine's context."""
         return self.loop.call_later(seconds, callback, context=self._settler.context)
 
+    def on_rest(self) -> None:
+        """A step waits for its next attempt."""
+        self._settler.want(self)
+
+    def look(self) -> None:
+        """There may be something to be delivered, or to be answered."""
+        self._settler.want(self)
+
+    @property
+    def pausing(self) -> bool:
+        """Whether nothing new is started, since the run is to be paused."""
+        return self.run.desk is not None and self.run.desk.pausing is not None
+
     def on_busy(self, busy: asyncio.Handle) -> None:
         """Not settled, because of this handle among others."""
-        if self._completed or self.machine.left:
+        desk = self.run.desk
+        if self._completed or self.machine.left or (desk is not None and desk.orders):
             self._patience.on_busy(busy)
 
     def on_settled(self) -> bool:
@@ -225,10 +313,17 @@ class Crew:
         if self.run.stopped is not None:
             return False
         self._patience.on_settled()
+        desk = self.run.desk
+        if desk is not None and desk.held:
+            return False
         if self.live:
             return self._deliver()
         if self.machine.left:
             return self._replay()
+        if desk is not None and desk.read_only:
+            self.quiet = True
+            desk.settle_questions()
+            return False
         self.live = True
         for operation in list(self.machine.waiting.values()):
             operation.start(self)  # type: ignore[attr-defined]
@@ -236,19 +331,56 @@ class Crew:
 
     def _deliver(self) -> bool:
         machine = self.machine
+        if self.run.desk is not None and self.mail.deliver():
+            self.quiet = False
+            return True
         while self._completed:
             operation, kind, data, answer = self._completed.popleft()
             if machine.waiting.get(operation.id) is not operation:
                 continue  # given up; it is as if it had never completed
-            if machine.journal.loose_from is None and self._several() and self._waits.outside():
-                self._loosen()
             machine.on_delivered(operation)
-            self._write(delivery((kind, operation.id, operation.kind, operation.name, machine.asked, None, data)))
+            self.deliver_entry(
+                delivery((kind, operation.id, operation.kind, operation.name, machine.asked, None, data))
+            )
             self.quiet = False
             operation.deliver(kind, answer)
             return True
+        if self.mail.may_abort():
+            self.quiet = False
+            self.mail.abort()
+            return True
         self.quiet = True
+        if self.run.desk is not None:
+            self._rest(self.run.desk)
         return False
+
+    def deliver_entry(self, entry: Entry) -> None:
+        """Writes the entry of something that is delivered now."""
+        if self.machine.journal.loose_from is None and self._several() and self._waits.outside():
+            self._loosen()
+        self._write(entry)
+
+    def _rest(self, desk: DeskLike) -> None:
+        """There is nothing to be delivered: the time for questions, for a pause, and for leaving the memory."""
+        desk.settle_questions()
+        if desk.pausing is not None:
+            busy = self.run.in_place is not None or any(op.under_way for op in self.waiting())
+            if not busy and not self._waits.outside():
+                self.run.stop("paused", desk.pausing)
+            return
+        host = self.run.talking
+        if host is not None and self.idle_waits(host.park_after) is not None:
+            host.idle(self.run)
+
+    def waiting(self) -> list[CrewOperation]:
+        """What was asked for and not delivered, in order of request."""
+        return list(self.machine.waiting.values())  # type: ignore[arg-type]
+
+    def idle_waits(self, park_after: float) -> tuple[Wait, ...] | None:
+        """What the run waits for, if it stands still until one of these brings it on."""
+        if not self.live or not self.quiet or self._completed:
+            return None
+        return idle_waits(self, self._waits, park_after)
 
     def _replay(self) -> bool:
         machine = self.machine
@@ -261,6 +393,10 @@ class Crew:
                 return False
             entry, operation = due
             machine.take_due(operation)
+            if operation is None:
+                self.quiet = False
+                self.mail.replay(entry)
+                return True
             kind, answer = self._answer(entry, operation)
         except NonDeterminismError as error:
             self.run.stop("paused", error)

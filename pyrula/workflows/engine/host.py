@@ -4,10 +4,11 @@ from collections.abc import Awaitable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from pyrula.workflows.replay.journal import Entry
+from pyrula.workflows.store.messages import Applied, Child, Interrupt
 
-__all__ = ["COMPLETED", "Host", "Outcome", "Output", "Status"]
+__all__ = ["COMPLETED", "ChildRequest", "ContinueAsNew", "Continued", "Host", "Outcome", "Output", "RunHost", "Status"]
 
-Status: TypeAlias = Literal["completed", "failed", "cancelled", "paused", "cut"]
+Status: TypeAlias = Literal["completed", "failed", "cancelled", "continued_as_new", "paused", "parked", "cut"]
 
 
 class Output(NamedTuple):
@@ -21,8 +22,37 @@ class Output(NamedTuple):
     timestamp_ms: int | None
 
 
+class ChildRequest(NamedTuple):
+    """A child to be submitted. `params` is JSON; `version` None: its workflow isn't imported here."""
+
+    run_id: str
+    name: str
+    params: bytes
+    version: str | None
+    on_parent_close: Literal["cancel", "abandon"]
+
+
+class ContinueAsNew(NamedTuple):
+    """What the next link of a chain begins with. `params` is JSON."""
+
+    params: bytes
+    version: str
+
+
+class Continued(BaseException):
+    """Raised through the body by `ctx.continue_as_new`, so that its `finally` blocks run."""
+
+    def __init__(self, into: ContinueAsNew) -> None:
+        super().__init__("the run continues as new")
+        self.into = into
+
+
 class Outcome:
-    """How a body ended. `error` is set for "failed" and "paused", `value` for "completed" (as the body returned it)."""
+    """How a body ended.
+
+    `value` is what the body returned for "completed", a ContinueAsNew for "continued_as_new", and the payload of the
+    message for a run that was "paused" by one. `error` is set for "failed", and for "paused" if it wasn't a message.
+    """
 
     __slots__ = ("error", "status", "value")
 
@@ -46,6 +76,47 @@ class Host(Protocol):
 
     def record(self, run: "Any") -> object | None:
         """What `ctx.record` shows."""
+
+
+class RunHost(Host, Protocol):
+    """A host of runs that can be talked to and parked; a host without `park_after` gets none of these calls.
+
+    The plain methods only queue. What has to be atomic is called in one stretch without suspension: all that was queued
+    since the last write goes into the next one, undivided.
+    """
+
+    park_after: float
+    """Seconds. A run whose waits all last longer may leave the memory; math.inf: none does."""
+
+    def consume(self, run: "Any", number: int) -> None:
+        """The message of that number was delivered, or needn't be any more."""
+
+    def apply(self, run: "Any", applied: Applied) -> None:
+        """An update has ended."""
+
+    def open(self, run: "Any", interrupt: Interrupt) -> None:
+        """An interrupt waits for its answer."""
+
+    def close(self, run: "Any", wait_id: str) -> None:
+        """An interrupt was given up; perhaps for the second time."""
+
+    def adopt(self, run: "Any", child: Child) -> None:
+        """The run will have this child."""
+
+    def event(self, run: "Any", type: str, **data: Any) -> None:  # noqa: A002 - the public name
+        """Something for the run's history; see store/events.py."""
+
+    def idle(self, run: "Any") -> None:
+        """The run could be parked now: `run.hold()`."""
+
+    def new_child_id(self, run: "Any", name: str) -> str:
+        """The id of a child-to-be."""
+
+    async def submit(self, run: "Any", request: ChildRequest) -> None:
+        """Submits a child, perhaps again after a crash. What it raises fails the run."""
+
+    def tenant(self, run: "Any") -> tuple[str, Any]:
+        """The run's owner and metadata."""
 
 
 COMPLETED = Outcome("completed")

@@ -12,10 +12,12 @@ from typing import Any, Protocol
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import StepDefinition
 from pyrula.workflows.engine.attempts import error_from, perform
+from pyrula.workflows.engine.places import Place
 from pyrula.workflows.engine.remains import Torn
 from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.replay.journal import Entry
 from pyrula.workflows.replay.machine import Operation
+from pyrula.workflows.store.messages import Wait
 
 __all__ = ["AnsweredOperation", "CrewOperation", "InstantOperation", "Promise", "SleepOperation", "StepOperation"]
 
@@ -44,17 +46,30 @@ class Deliverer(Protocol):
 
 
 class CrewOperation(Operation):
-    """An operation that a task waits for by awaiting its promise."""
+    """An operation that a task waits for by awaiting its promise. `place` is the task's, None if no task waits."""
 
-    __slots__ = ("promise",)
+    __slots__ = ("place", "promise")
 
     promise: Promise
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(kind, name)
+        self.place: Place | None = None
 
     def start(self, crew: Deliverer) -> None:
         """Execute it. Called once."""
 
     def give_up(self) -> None:
         """Stop what `start` began, as far as it can be stopped."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it has an effect just now, which a cancel of the run doesn't interrupt."""
+        return False
+
+    def wait(self, crew: Deliverer) -> Wait | None:
+        """What it waits for if that is kept elsewhere than in memory, so that the run may be parked."""
+        return None
 
     def replayed(self, entry: Entry) -> Any:
         """The value of its entry; raises what the entry says was raised."""
@@ -72,7 +87,7 @@ class CrewOperation(Operation):
 class StepOperation(CrewOperation):
     """A step, executed by a task of the engine's."""
 
-    __slots__ = ("_args", "_definition", "_kwargs", "_task", "_variables")
+    __slots__ = ("_args", "_definition", "_kwargs", "_run", "_task", "_variables")
 
     def __init__(self, definition: StepDefinition[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__("step", definition.name)
@@ -81,13 +96,39 @@ class StepOperation(CrewOperation):
         self._kwargs = kwargs
         self._variables = copy_context()
         self._variables.run(RUN.set, None)
+        self._run: Run | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self, crew: Deliverer) -> None:
+        self._run = crew.run
+        kept = crew.run.journal.note("answer", self.id) if crew.run.journal is not None else None
+        if kept is not None and kept.name == self.name:
+            self._give_kept(crew, kept)
+            return
         execution = self._execute(crew)
         # Not by the loop's factory: with an eager one it would begin inside the body's turn.
         self._task = asyncio.Task(execution, loop=crew.loop, context=self._variables, name=f"step {self.name}")
         crew.on_executing(self._task)
+
+    def _give_kept(self, crew: Deliverer, kept: Entry) -> None:
+        kind, value = loads(kept.value or b"[]")
+        data = dumps(value)
+        entry = Entry(kind, self.id, self.kind, self.name, 0, None, data)
+        try:
+            crew.on_completed(self, kind, data, self.replayed(entry))
+        except Exception as error:  # noqa: BLE001 - the step's own error, or an annotation that was changed
+            if kind == "value":
+                crew.on_broken(error)
+            else:
+                crew.on_completed(self, kind, data, error)
+
+    @property
+    def under_way(self) -> bool:
+        return self._task is not None and self._run is not None and self._run.resting(self.id) is None
+
+    def wait(self, crew: Deliverer) -> Wait | None:
+        due = crew.run.resting(self.id)
+        return None if due is None else Wait("retry", self.name, due)
 
     async def _execute(self, crew: Deliverer) -> None:
         try:
@@ -132,6 +173,10 @@ class SleepOperation(CrewOperation):
     def give_up(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+    def wait(self, crew: Deliverer) -> Wait | None:
+        note = crew.run.journal.note("deadline", self.id) if crew.run.journal is not None else None
+        return None if note is None or self._timer is None else Wait("sleep", "", loads(note.value or b"0"))
 
 
 class InstantOperation(CrewOperation):

@@ -1,9 +1,13 @@
 """The parts of a run that come and go, as far as the run itself has to know them."""
 
 import asyncio
+from collections import deque
 from typing import Any, Protocol
 
-__all__ = ["CrewLike", "DriveLike", "TeardownLike"]
+from pyrula.workflows.replay.journal import Journal
+from pyrula.workflows.store.messages import Unread, Wait
+
+__all__ = ["CrewLike", "DeskLike", "DriveLike", "TeardownLike"]
 
 
 class DriveLike(Protocol):
@@ -18,6 +22,46 @@ class DriveLike(Protocol):
 
     def mark(self) -> None:
         """The run has a crew from now on."""
+
+    def abort(self) -> None:
+        """Cancels the body, as if its task was cancelled."""
+
+
+class DeskLike(Protocol):
+    """What a run is told and asked."""
+
+    orders: "deque[Unread]"
+    letters: "dict[tuple[str, str], deque[Unread]]"
+    seen: int
+    cancel_requested: bool
+    updates: "dict[str, Any]"
+    queries: "dict[str, Any]"
+    questions: "list[asyncio.Future[None]]"
+    pausing: bytes | None
+    held: bool
+    read_only: bool
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the run needs the full machinery to be told something."""
+
+    def receive(self, unread: Unread) -> bool:
+        """Sorts a message in."""
+
+    def restore(self, journal: Journal) -> None:
+        """Messages whose delivery a retry took back are there again."""
+
+    def take(self, key: tuple[str, str]) -> Unread:
+        """The first message of that kind and name."""
+
+    def answer(self, name: str, payload: bytes) -> bytes:
+        """A query's answer."""
+
+    def settle_questions(self) -> None:
+        """Queries may be answered now."""
+
+    def reset(self) -> None:
+        """The body begins anew."""
 
 
 class TeardownLike(Protocol):
@@ -36,10 +80,35 @@ class CrewLike(Protocol):
     """The full machinery of a run, as far as the straight path has to know it."""
 
     executing: "set[asyncio.Task[Any]]"
+    live: bool
+    quiet: bool
+    own: bool
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether a cancel of the run was delivered."""
+
+    def look(self) -> None:
+        """There may be something to be delivered, or to be answered."""
+
+    def idle_waits(self, park_after: float) -> tuple[Wait, ...] | None:
+        """What the run waits for, if nothing else could bring it on."""
+
+    async def handlers_ended(self) -> None:
+        """Until the updates that were taken have ended."""
+
+    async def take_over(self, operation: Any, op: str) -> Any:
+        """An operation that was counted on the straight path and not executed to its end there."""
 
     @property
     def teardown(self) -> TeardownLike:
         """What ends its tasks."""
+
+    def on_stop(self) -> None:
+        """The run was stopped."""
+
+    def on_rest(self) -> None:
+        """A step waits for its next attempt."""
 
     def count(self) -> object:
         """Counts an operation that nothing is delivered for."""

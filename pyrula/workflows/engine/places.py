@@ -7,18 +7,24 @@ doesn't depend on when a task first runs or asks for something, nor on helper ta
 import asyncio
 from typing import Any, Final
 
-__all__ = ["Place", "name_of", "still_armed"]
+__all__ = ["Place", "escaped", "name_of", "still_armed"]
 
 # The operations' own coroutines are tasks in a gather; journals shouldn't depend on what their methods are called.
 _NAMES: Final = {
     f"Context.{name}": name for name in ("step", "sleep", "now", "random", "uuid", "send", "gather", "wait")
+} | {
+    f"Talking.{name}": name for name in ("wait_for_signal", "interrupt", "run_child", "start_child", "continue_as_new")
 }
 
 
 class Place:
-    """A task's place. `asked` counts the operations it asked for; `alarms` are timers that would cancel them."""
+    """A task's place.
 
-    __slots__ = ("_children", "alarms", "asked", "coro", "path", "serial", "task")
+    `asked` counts the operations it asked for; `alarms` are timers that would cancel them. It is `told` once it knows
+    that the run was cancelled.
+    """
+
+    __slots__ = ("_children", "alarms", "asked", "coro", "path", "serial", "task", "told")
 
     def __init__(self, path: str, serial: int) -> None:
         self.path = path
@@ -27,6 +33,7 @@ class Place:
         self.task: asyncio.Task[Any] | None = None
         self.coro: Any = None
         self.alarms: list[asyncio.TimerHandle] | None = None
+        self.told = False
         self._children: dict[str, int] = {}
 
     def next_id(self) -> str:
@@ -59,3 +66,8 @@ def name_of(coro: Any) -> str:
     """The name that a coroutine gives to its task's place."""
     name = getattr(coro, "__qualname__", None) or type(coro).__qualname__
     return _NAMES.get(name) or name.replace("/", "_").replace(":", "_")
+
+
+def escaped(text: str) -> str:
+    """A text of a user's as a part of a path: different ones stay different."""
+    return text.replace("%", "%25").replace("/", "%2F").replace(":", "%3A")

@@ -18,10 +18,11 @@ class _Forever(asyncio.Future[None]):
 class Remains:
     """Made when there is something to keep track of."""
 
-    __slots__ = ("_left_behind", "_told", "threads")
+    __slots__ = ("_left_behind", "_told", "rests", "threads")
 
     def __init__(self) -> None:
         self.threads: set[asyncio.Future[Any]] = set()
+        self.rests: dict[str, float] = {}
         self._told: set[Any] = set()
         self._left_behind: dict[Any, asyncio.Future[None]] = {}
 

@@ -18,8 +18,8 @@ from typing import Any, Final
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import WorkflowDefinition
-from pyrula.workflows.engine.host import Host, Outcome, Output, Status
-from pyrula.workflows.engine.parts import CrewLike, DriveLike
+from pyrula.workflows.engine.host import Host, Outcome, Output, RunHost, Status
+from pyrula.workflows.engine.parts import CrewLike, DeskLike, DriveLike
 from pyrula.workflows.engine.places import still_armed
 from pyrula.workflows.engine.remains import Remains
 from pyrula.workflows.errors import LeaseLost, NonDeterminismError, PyrulaError, SerializationError
@@ -48,9 +48,11 @@ class Run:
         "clock",
         "crew",
         "definition",
+        "desk",
         "drive",
         "flush",
         "host",
+        "in_place",
         "journal",
         "kwargs",
         "leftovers",
@@ -97,6 +99,8 @@ class Run:
         self.body: Any = None
         self.drive: DriveLike | None = None
         self.crew: CrewLike | None = None
+        self.desk: DeskLike | None = None
+        self.in_place: str | None = None  # the operation that is executed on the straight path
         self.alarms: list[asyncio.TimerHandle] | None = None
         self.unfinished: Coroutine[Any, Any, Outcome] | None = None
         self._remains: Remains | None = None
@@ -109,13 +113,21 @@ class Run:
         """As before the body began; what the host added stays."""
         self.leftovers = ()
         self.outputs = self.machine = self.stopped = self._result = self.body = None
-        self.drive = self.crew = self.alarms = self.unfinished = self._remains = None
+        self.drive = self.crew = self.alarms = self.unfinished = self._remains = self.in_place = None
         self.straight = True
+        if self.desk is not None:
+            self.desk.reset()
 
     @property
     def error(self) -> BaseException | None:
         """What the run failed with, or was paused for."""
-        return self._result if self.stopped != "completed" else None
+        return self._result if isinstance(self._result, BaseException) and self.stopped != "completed" else None
+
+    @property
+    def talking(self) -> RunHost | None:
+        """The host, if it takes more than rows."""
+        host: Any = self.host
+        return host if hasattr(host, "park_after") else None
 
     @property
     def remains(self) -> Remains:
@@ -123,6 +135,10 @@ class Run:
         if self._remains is None:
             self._remains = Remains()
         return self._remains
+
+    def resting(self, op: str) -> float | None:
+        """When a step's next attempt is due, while it waits for that."""
+        return None if self._remains is None else self._remains.rests.get(op)
 
     @property
     def run_id(self) -> str:
@@ -171,9 +187,11 @@ class Run:
         self._result = result
         self.straight = False
         if self.crew is not None:
-            self.crew.teardown.begin()
+            self.crew.on_stop()
         if self.drive is not None:
             self.drive.cut()
+        if self.desk is not None:
+            self.desk.settle_questions()
         return True
 
     async def admit(self) -> None:

@@ -48,6 +48,26 @@ class Waits:
         """The name of a task that waits on one of asyncio's locks or queues."""
         return self._first(Kind.SHARED)
 
+    def hold(self) -> str | None:
+        """The name of a task that keeps the run in memory: it waits on something outside, or a lock or queue, and one
+        that the run shares with others could not wake it once it was parked."""
+        for place in self._elsewhere.values():
+            task = place.task
+            if task is None or task.done():
+                continue
+            waiter = task._fut_waiter  # type: ignore[attr-defined]  # noqa: SLF001
+            if self._judge(waiter, place.coro) is not Kind.OWN and not self._group(place.coro):
+                return task.get_name()
+        return None
+
+    def _group(self, coro: Any) -> bool:
+        """Whether it waits at the end of a TaskGroup, for tasks of the run."""
+        frame = getattr(_innermost(coro), "cr_frame", None)
+        if frame is None or frame.f_globals is not vars(asyncio.taskgroups):
+            return False
+        tasks = getattr(frame.f_locals.get("self"), "_tasks", ())
+        return all(self._own(task) for task in tasks)
+
     def _first(self, kind: Kind) -> str | None:
         for serial, place in self._elsewhere.items():
             task = place.task

@@ -1,8 +1,9 @@
 """A run's journal: its rows, how one is written, and what can be looked up in it.
 
-Two kinds of rows. A *delivery* (`value`, `error`, `cancel`, `abort`) is something the body was given; deliveries replay
-in their order. A *note* is looked up by operation id and is never delivered. The index counts both, and grows for the
-life of a run: an index that was deleted isn't used again, so that deletions and writes may travel in any grouping.
+Two kinds of rows. A *delivery* (`value`, `error`, `update`, `cancel`, `abort`) is something the body was given;
+deliveries replay in their order. A *note* is looked up by operation id and is never delivered. The index counts both,
+and grows for the life of a run: an index that was deleted isn't used again, so that deletions and writes may travel in
+any grouping.
 
 The row format is public (docs/formats.md): a JSON array
 `[format, kind, op, opkind, name, clock, message, value, fingerprint]`.
@@ -19,11 +20,18 @@ __all__ = ["FORMAT", "Entry", "Journal", "decode_row", "delivery", "encode_row"]
 
 FORMAT: Final = 1
 
-DELIVERIES: Final = frozenset(("value", "error", "cancel", "abort"))
+DELIVERIES: Final = frozenset(("value", "error", "update", "cancel", "abort"))
 """The kinds that are given to the body."""
 
-NOTES: Final = frozenset(("deadline", "attempt", "patch", "loose", "head"))
-"""`attempt` of the operation "" is the run's own number of rounds; `loose` and `head` belong to no operation either."""
+UNASKED: Final = frozenset(("update", "cancel", "abort"))
+"""Deliveries that no operation waits for."""
+
+NOTES: Final = frozenset(
+    ("deadline", "attempt", "patch", "loose", "head", "interrupt", "child", "applied", "answer", "message", "failed")
+)
+"""`attempt` of the operation "" is the run's own number of rounds; `loose`, `head` and `failed` belong to no operation
+either. `applied` is an update that was answered; `failed` says where a retry cuts the journal; `answer` and `message`
+are what a retry kept of it: a step that needn't be executed again, and a message to be delivered again."""
 
 # What a row takes beside its value, its operation's id and name.
 _ROW_OVERHEAD: Final = 64
@@ -80,7 +88,7 @@ class Journal:
     `notes` has the last note of each kind and operation, `size` is in bytes, about.
     """
 
-    __slots__ = ("_rows", "loose_from", "next_index", "notes", "recorded", "size", "warned")
+    __slots__ = ("_rows", "keeps_messages", "loose_from", "next_index", "notes", "recorded", "size", "warned")
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, Entry]] = []
@@ -90,6 +98,7 @@ class Journal:
         self.size = 0
         self.loose_from: int | None = None
         self.warned = 0
+        self.keeps_messages = False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -124,6 +133,7 @@ class Journal:
         self.size += _ROW_OVERHEAD + len(op) + len(name) + (0 if value is None else len(value))
         if clock is None:
             self.notes[kind, name if kind == "patch" else op] = entry
+            self.keeps_messages = self.keeps_messages or kind == "message"
         return index
 
     def note(self, kind: str, op: str) -> Entry | None:

@@ -9,7 +9,7 @@ wait (`on_asked`, `on_gone`), and `due` says at each settled point which of them
 """
 
 from pyrula.workflows.errors import NonDeterminismError
-from pyrula.workflows.replay.journal import Entry, Journal
+from pyrula.workflows.replay.journal import UNASKED, Entry, Journal
 from pyrula.workflows.replay.mismatch import CHANGED, PLAIN_AWAITS, describe, mismatch
 
 __all__ = ["Machine", "Operation"]
@@ -80,13 +80,21 @@ class Machine:
         if self.waiting.pop(operation.id, None) is not None and self.left:
             self._given_up.add(operation.id)
 
-    def due(self) -> tuple[Entry, Operation] | None:
+    def due(self) -> tuple[Entry, Operation | None] | None:
         """At a settled point, with entries left: the next entry and who gets it, or None while the clock is short.
+
+        Nobody in particular gets an update, a cancel or an abort.
 
         Raises NonDeterminismError when this body can no longer come to where the entry was delivered.
         """
         entry = self.journal.recorded[self.cursor]
         clock = entry.clock or 0
+        if entry.kind in UNASKED:
+            if self.asked == clock or (self.asked > clock and self.loose):
+                return entry, None
+            if self.asked < clock:
+                return None
+            raise self._error(entry, self._standing(), f"operations asked for {clock} -> {self.asked}", CHANGED)
         operation = self.waiting.get(entry.op)
         if operation is not None and (operation.kind != entry.opkind or operation.name != entry.name):
             raise self._differs(entry, operation.id, operation.kind, operation.name)
@@ -103,9 +111,10 @@ class Machine:
             return None
         raise self._surplus(entry)
 
-    def take_due(self, operation: Operation) -> None:
+    def take_due(self, operation: Operation | None) -> None:
         """The entry that was due is delivered."""
-        del self.waiting[operation.id]
+        if operation is not None:
+            del self.waiting[operation.id]
         self.cursor += 1
         self.left -= 1
 
@@ -135,6 +144,11 @@ class Machine:
             entry, self.cursor - 1, "the same, declared to return something else", str(error),
             "the step's return annotation was changed", self._python(),
         )  # fmt: skip
+
+    def unheard(self, entry: Entry, reason: str) -> NonDeterminismError:
+        """The error for an update, just taken, that the body doesn't take as it did."""
+        self.cursor -= 1
+        return self._error(entry, self._standing(), reason, CHANGED)
 
     def _surplus(self, entry: Entry) -> NonDeterminismError:
         difference = f"operations asked for {entry.clock} -> {self.asked}"

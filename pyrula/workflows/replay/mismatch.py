@@ -46,4 +46,6 @@ def mismatch(
 def _describe_entry(entry: Entry) -> str:
     if entry.kind in ("cancel", "abort"):
         return f"{entry.kind}, after {entry.clock} operations"
+    if entry.kind == "update":
+        return f"update `{entry.name}`, delivered after {entry.clock} operations"
     return f"{describe(entry.opkind, entry.name, entry.op)}, its {entry.kind} delivered after {entry.clock} operations"

@@ -33,6 +33,37 @@ ROWS = [
     (Entry("patch", "", "", "change", None, None, None), "fp", b'[1,"patch","","","change",null,null,null,"fp"]'),
     (Entry("loose", "", "", "", None, None, None), "fp", b'[1,"loose","","","",null,null,null,"fp"]'),
     (Entry("head", "", "", "3.11", None, None, None), "fp", b'[1,"head","","","3.11",null,null,null,"fp"]'),
+    (
+        Entry("update", "um1", "update", "add", 4, "m1", b'{"sku":"A-1"}'),
+        None,
+        b'[1,"update","um1","update","add",4,"m1",{"sku":"A-1"},null]',
+    ),
+    (
+        Entry("interrupt", "3", "interrupt", "i7", None, None, b'"sure?"'),
+        None,
+        b'[1,"interrupt","3","interrupt","i7",null,null,"sure?",null]',
+    ),
+    (
+        Entry("child", "4", "start_child", "ship", None, None, b'"00-x"'),
+        None,
+        b'[1,"child","4","start_child","ship",null,null,"00-x",null]',
+    ),
+    (
+        Entry("applied", "um1", "update", "add", None, None, None),
+        None,
+        b'[1,"applied","um1","update","add",null,null,null,null]',
+    ),
+    (
+        Entry("answer", "2", "step", "charge", None, None, b'["value",5]'),
+        None,
+        b'[1,"answer","2","step","charge",null,null,["value",5],null]',
+    ),
+    (
+        Entry("message", "signal:s1", "signal", "go", None, "s1", b"true"),
+        None,
+        b'[1,"message","signal:s1","signal","go",null,"s1",true,null]',
+    ),
+    (Entry("failed", "", "", "", None, None, b"7"), None, b'[1,"failed","","","",null,null,7,null]'),
 ]
 
 
