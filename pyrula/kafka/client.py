@@ -144,9 +144,13 @@ class GroupClient:
 
     async def start(self, assigned: Assigned, revoked: Revoked) -> None:
         """Connect and join the group. Raises BrokerError naming the servers when none answers."""
-        self._consumer.subscribe(topics=self.topics, listener=_Listener(self, assigned, revoked))
+        consumer = self._consumer
         try:
-            await self._consumer.start()
+            await consumer.start()
+            # Subscribed only now: it would wait for topics that don't exist, and then not start.
+            await consumer._client.set_topics(self.topics)
+            consumer.subscribe(topics=self.topics, listener=_Listener(self, assigned, revoked))
+            await consumer._subscription.wait_for_assignment()
             self._watch_heartbeats()
         except (KafkaConnectionError, OSError) as error:
             await self._consumer.stop()

@@ -133,6 +133,17 @@ async def test_a_group_without_offsets_starts_where_its_binding_says(rig: Rig) -
     assert seen.runs == Counter([5])
 
 
+async def test_a_topic_that_is_made_later_is_read_soon(rig: Rig) -> None:
+    seen = Seen()
+    async with rig.running(rig.binding(seen.workflow)) as running:
+        await rig.until(lambda: f"topic {rig.topic} of binding" in running.reasons, "health to name the topic")
+        await rig.create()
+        await rig.produce(numbered(5))
+        await rig.until_drained()
+        await rig.until(lambda: running.health.state == "healthy", "health to recover")
+    assert seen.runs == Counter(range(5))
+
+
 async def test_an_offset_that_aged_out_is_told_and_left(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     await rig.create()
     await rig.produce(numbered(10))
