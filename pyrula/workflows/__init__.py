@@ -4,6 +4,7 @@ from pyrula.workflows.client import InterruptAnswer, OpenInterrupt, RunHandle, R
 from pyrula.workflows.clock import Clock, ManualClock, SystemClock
 from pyrula.workflows.context import Context
 from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step, workflow
+from pyrula.workflows.egress import Egress, EgressEvent
 from pyrula.workflows.errors import (
     BackpressureRejected,
     ConfigurationError,
@@ -26,6 +27,7 @@ from pyrula.workflows.errors import (
     UpdateRejected,
     UpdateTimeout,
 )
+from pyrula.workflows.inline import InlineWorkflowRunner
 from pyrula.workflows.model import RunInfo
 from pyrula.workflows.policies import Collect, Debounce, Limit, Rate, Retry
 from pyrula.workflows.store.events import Event
@@ -39,6 +41,7 @@ from pyrula.workflows.store.refusals import (
     TransitionRefused,
 )
 from pyrula.workflows.store.valkey import ValkeyStore
+from pyrula.workflows.worker import WorkerOptions, WorkflowWorker
 
 __all__ = [
     "BackpressureRejected",
@@ -50,8 +53,11 @@ __all__ = [
     "DurableInvocationCancelled",
     "DurableInvocationError",
     "DurableInvocationTimeout",
+    "Egress",
+    "EgressEvent",
     "Event",
     "InboxFullError",
+    "InlineWorkflowRunner",
     "InterruptAnswer",
     "LeaseLost",
     "Limit",
@@ -85,8 +91,10 @@ __all__ = [
     "UpdateRejected",
     "UpdateTimeout",
     "ValkeyStore",
+    "WorkerOptions",
     "WorkflowClient",
     "WorkflowDefinition",
+    "WorkflowWorker",
     "step",
     "workflow",
 ]

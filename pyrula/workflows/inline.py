@@ -1,0 +1,229 @@
+"""Runs workflows in this process, without a worker: whoever waits for a run drives it.
+
+Rules: nothing moves but in a call on a handle or the client, and no task outlives such a call. A call that starts or
+tells a run drives all runs until none can go on; one that waits for a run drives on, over sleeps and time-outs too,
+until what it waits for is there. Runs park at each wait, so that where they are is in the store alone.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
+
+from pyrula.workflows.client import RunHandle, WorkflowClient
+from pyrula.workflows.clock import Clock, SystemClock
+from pyrula.workflows.definition import WorkflowDefinition, registered_definitions
+from pyrula.workflows.loops import give_back, prepare
+from pyrula.workflows.store.memory import MemoryStore
+from pyrula.workflows.store.messages import Wait
+from pyrula.workflows.store.runs import RunStore
+from pyrula.workflows.worker.answers import Answers
+from pyrula.workflows.worker.beats import Heartbeat
+from pyrula.workflows.worker.claims import Claimer, woken_within
+from pyrula.workflows.worker.life import Lives
+from pyrula.workflows.worker.options import WorkerOptions
+from pyrula.workflows.worker.served import Served
+
+__all__ = ["Driver", "InlineWorkflowRunner"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+_PLACES: Final = 100
+_POLL_SECONDS: Final = 0.05
+_QUERY_SECONDS: Final = 10.0
+
+
+class Driver:
+    """Drives all runs of a store that this process can execute; one call at a time drives, others wait beside it."""
+
+    park_after = 0.0
+
+    def __init__(self, store: RunStore, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.served = Served()
+        worker = f"inline-{secrets.token_hex(8)}"
+        self.lives = Lives(self.served, self, worker, self._on_free)
+        self._worker = worker
+        self._claimer = Claimer(store, worker, self.served, self.lives, places=_PLACES, poll_interval=_POLL_SECONDS)
+        self._answers = Answers(
+            store,
+            worker,
+            self.served,
+            self.lives,
+            clock,
+            places=_PLACES,
+            seconds=_QUERY_SECONDS,
+            poll_interval=_POLL_SECONDS,
+        )
+        self._moved = asyncio.Event()
+        self._driving = False
+
+    def serve(self, definition: WorkflowDefinition[Any, Any]) -> None:
+        """Drive runs of this one, too."""
+        if self.served.find(definition.name, definition.version) is not definition:
+            self.served.add(definition)
+
+    def on_event(self, run_id: str, workflow: str, type: str, at: float, data: dict[str, Any]) -> None:  # noqa: A002
+        pass
+
+    def on_parked(self, run_id: str, waits: Sequence[Wait]) -> None:
+        pass
+
+    def _on_free(self) -> None:
+        self._moved.set()
+
+    async def sent(self, run_id: str) -> None:
+        """Drive until nothing can go on by itself."""
+        if self._driving:
+            # called by a step, or beside a call that drives: that one sees to it
+            self._moved.set()
+            return
+        await self._drive(self._settled)
+
+    async def until(
+        self,
+        run_id: str,
+        read: Callable[[], Awaitable[T | None]],
+        seconds: float | None,
+        *,
+        woken: asyncio.Event | None = None,
+    ) -> T | None:
+        """See `client.waiting.Waits`."""
+        found: list[T] = []
+
+        async def there() -> bool:
+            value = await read()
+            if value is not None:
+                found.append(value)
+            return value is not None
+
+        if self._driving:
+            await self._beside(there, seconds)
+        else:
+            await self._drive(lambda: self._waited_for(there, seconds, woken))
+        return found[0] if found else None
+
+    async def _beside(self, there: Callable[[], Awaitable[bool]], seconds: float | None) -> None:
+        """Another call drives."""
+        limit = None if seconds is None else self.clock.monotonic() + seconds
+        while not await there() and (limit is None or self.clock.monotonic() < limit):
+            self._moved.set()
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _drive(self, work: Callable[[], Awaitable[None]]) -> None:
+        loop = asyncio.get_running_loop()
+        for definition in registered_definitions().values():
+            self.serve(definition)
+        prepare(loop)
+        self._driving = True
+        inbox = self.store.on_inbox(self._worker, self._on_message)
+        # others may look on, and must not take this for a worker that died
+        heartbeat = Heartbeat(self.store, self._worker, self.lives, WorkerOptions(), SystemClock(), self._on_free)
+        beating = loop.create_task(heartbeat.run(), name="heartbeat")
+        try:
+            await work()
+        finally:
+            inbox.close()
+            await self._let_go()
+            beating.cancel()
+            await asyncio.wait([beating])
+            await self.store.leave(self._worker)
+            self._driving = False
+            give_back(loop)
+
+    async def _let_go(self) -> None:
+        """Bodies that still execute, since their caller's time is over, go on in another call."""
+        if self.lives:
+            self.lives.draining = True
+            self.lives.cut()
+            await self.lives.until_empty(None)
+            self.lives.draining = False
+
+    def _on_message(self, run_id: str) -> None:
+        for held in list(self.lives.held.values()):
+            if run_id in ("", held.lease.run_id):
+                held.look_for_messages()
+
+    async def _settled(self) -> None:
+        while await self._go_on():
+            await self._until_moved(None, None)
+
+    async def _go_on(self) -> bool:
+        """Take what can be taken. Whether anything moves."""
+        while await self._claimer.claim_once():
+            pass
+        await self._answers.take()
+        await self._answers.until_answered()
+        return bool(self.lives)
+
+    async def _until_moved(self, seconds: float | None, woken: asyncio.Event | None) -> None:
+        """Until a run has been let go, or `woken` is set, or there may be a question."""
+        self._moved.clear()
+        if len(self.lives):
+            pause = _POLL_SECONDS if seconds is None else min(seconds, _POLL_SECONDS)
+            await woken_within(self._moved if woken is None else woken, pause)
+
+    async def _waited_for(
+        self, there: Callable[[], Awaitable[bool]], seconds: float | None, woken: asyncio.Event | None
+    ) -> None:
+        limit = None if seconds is None else self.clock.monotonic() + seconds
+        while True:
+            moves = await self._go_on()
+            if woken is not None:
+                woken.clear()
+            if await there():
+                return
+            left = None if limit is None else limit - self.clock.monotonic()
+            if left is not None and left <= 0:
+                return
+            if moves:
+                await self._until_moved(left, woken)
+            elif not await self.pass_time(left, woken):
+                return
+
+    async def pass_time(self, left: float | None, woken: asyncio.Event | None) -> bool:
+        """Nothing moves before the next timer, or what others do. False: nothing ever will."""
+        due = await self.store.next_due()
+        pause = _POLL_SECONDS if due is None else min(_POLL_SECONDS, max(0.0, due - self.store.now()))
+        await woken_within(woken or asyncio.Event(), pause if left is None else min(pause, left))
+        return True
+
+
+class InlineWorkflowRunner:
+    """Starts runs and drives them in this process.
+
+    >>> runner = InlineWorkflowRunner()
+    >>> run = await runner.start(charge, {"amount_cents": 500})
+    >>> await run.result()
+
+    Without a store it makes one in memory. With one that outlives the process, a later runner or worker goes on with
+    its runs; it drives those of all workflows that are imported, whoever submitted them.
+    """
+
+    def __init__(self, store: RunStore | None = None) -> None:
+        self.store = store or MemoryStore()
+        self._driver = Driver(self.store, SystemClock())
+        self.client = WorkflowClient(self.store, waits=self._driver)
+
+    async def start(
+        self,
+        workflow: WorkflowDefinition[..., R],
+        params: Mapping[str, Any] | BaseModel | None = None,
+        *,
+        idempotency_key: str | None = None,
+        owner: str = "",
+        metadata: Any = None,
+    ) -> RunHandle[R]:
+        """Start a run, and drive it until it waits or ends."""
+        self._driver.serve(workflow)
+        return await self.client.submit(
+            workflow, params, idempotency_key=idempotency_key, owner=owner, metadata=metadata
+        )
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self.client.close()

@@ -1,0 +1,256 @@
+"""For tests of workflows: an environment with a clock of its own, and a check of saved histories against today's code.
+
+Rules of the environment: time stands still while anything executes, and moves only when nothing can go on: to the next
+deadline of a run when somebody waits for one, or as far as `advance` says. What a step itself waits for is real.
+"""
+
+import asyncio
+import copy
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from pyrula.workflows.client import RunHandle, WorkflowClient
+from pyrula.workflows.clock import ManualClock, SystemClock, to_seconds
+from pyrula.workflows.context import Context
+from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step_of
+from pyrula.workflows.errors import NonDeterminismError, PyrulaError
+from pyrula.workflows.execution import answer_from_journal
+from pyrula.workflows.inline import Driver
+from pyrula.workflows.loops import give_back, prepare
+from pyrula.workflows.params import Params
+from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, RunStatus
+from pyrula.workflows.store.memory import MemoryStore
+from pyrula.workflows.store.payloads import read_answer
+from pyrula.workflows.store.refusals import RunNotFoundError
+from pyrula.workflows.store.runs import History
+
+__all__ = ["NothingMoves", "WorkflowTestEnv", "replay"]
+
+R = TypeVar("R")
+
+_UNTOLD = frozenset({RunStatus.SIGNAL_WAITING, RunStatus.INTERRUPT_WAITING, RunStatus.PAUSED})
+
+
+class NothingMoves(PyrulaError):
+    """What was waited for can't come: no run executes and none has a deadline. The text says what each waits for."""
+
+
+class WorkflowTestEnv:
+    """Runs workflows in memory, on a virtual clock.
+
+    >>> env = WorkflowTestEnv()
+    >>> run = await env.start(trial, {"user": "ada"})
+    >>> await run.result()
+
+    `client` is a client of all its runs. Waiting for a result, an update or the like skips over sleeps and time-outs.
+    """
+
+    def __init__(self, *, start: datetime | None = None) -> None:
+        self.clock = ManualClock(start)
+        self.store = MemoryStore(self.clock)
+        self._driver = _VirtualDriver(self.store, self.clock)
+        self.client = WorkflowClient(self.store, waits=self._driver)
+
+    def now(self) -> datetime:
+        """The virtual time."""
+        return self.clock.now()
+
+    def mock(self, step: Callable[..., Any] | str, replacement: Callable[..., Any]) -> None:
+        """Have this called instead of a step, which is a function or its name; it may be async, and may raise.
+
+        Name, retries and return annotation stay the step's own."""
+        name = step if isinstance(step, str) else step_of(step).name
+        self._driver.mocks[name] = replacement
+
+    async def start(
+        self,
+        workflow: WorkflowDefinition[..., R],
+        params: Mapping[str, Any] | BaseModel | None = None,
+        *,
+        idempotency_key: str | None = None,
+        owner: str = "",
+        metadata: Any = None,
+    ) -> RunHandle[R]:
+        """Start a run, and drive it until it waits or ends."""
+        self._driver.serve(workflow)
+        return await self.client.submit(
+            workflow, params, idempotency_key=idempotency_key, owner=owner, metadata=metadata
+        )
+
+    async def advance(self, by: timedelta | float) -> None:
+        """Move the clock. What falls due meanwhile does so at its own time, in order."""
+        await self._driver.advance(to_seconds(by, "WorkflowTestEnv.advance()"))
+
+    async def run_until_complete(self, run: RunHandle[Any]) -> RunStatus:
+        """Drive a run until it ends, or waits on a signal, an answer or a person. Its status then."""
+
+        async def there() -> RunStatus | None:
+            status = await self.store.status(run.run_id)
+            return status if status in TERMINAL or status in _UNTOLD else None
+
+        try:
+            status = await self._driver.until(run.run_id, there, None)
+        except NothingMoves:
+            status = None
+        return status or await self.store.status(run.run_id)
+
+    async def waiting(self) -> dict[str, str]:
+        """What each run that hasn't ended waits for, by run id."""
+        return await self._driver.waiting()
+
+
+class _VirtualDriver(Driver):
+    """Skips the time in which nothing moves."""
+
+    def __init__(self, store: MemoryStore, clock: ManualClock) -> None:
+        super().__init__(store, clock)
+        self.mocks: dict[str, Callable[..., Any]] = {}
+        self._clock = clock
+        self._known: dict[str, None] = {}
+
+    def serve(self, definition: WorkflowDefinition[Any, Any]) -> None:
+        if self.served.find(definition.name, definition.version) is None or self._original(definition) is None:
+            self.served.add(_with_mocks(definition, self.mocks))
+
+    def _original(self, definition: WorkflowDefinition[Any, Any]) -> WorkflowDefinition[Any, Any] | None:
+        served = self.served.find(definition.name, definition.version)
+        return served if served is not None and getattr(served, "__wrapped__", None) is definition.fn else None
+
+    def on_event(self, run_id: str, workflow: str, type: str, at: float, data: dict[str, Any]) -> None:  # noqa: A002
+        self._known[run_id] = None
+
+    async def sent(self, run_id: str) -> None:
+        self._known[run_id] = None
+        await super().sent(run_id)
+
+    async def pass_time(self, left: float | None, woken: asyncio.Event | None) -> bool:
+        due = await self.store.next_due()
+        ahead = None if due is None else max(0.0, due - self.store.now())
+        if ahead is not None and (left is None or ahead <= left):
+            self._clock.advance(ahead)
+            return True
+        if left is not None:
+            self._clock.advance(left)
+            return True
+        if woken is not None and await self._answered(woken):
+            return True
+        waits = await self.waiting()
+        told = "; ".join(f"run {run_id} {text}" for run_id, text in waits.items())
+        raise NothingMoves(f"nothing moves any more, not with time either: {told or 'there is no unfinished run'}")
+
+    async def _answered(self, woken: asyncio.Event) -> bool:
+        """Give a function that answers interrupts its chance."""
+        try:
+            async with asyncio.timeout(1.0):
+                await woken.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def advance(self, seconds: float) -> None:
+        until = self._clock.monotonic() + seconds
+
+        async def move() -> None:
+            await self._settled()
+            while True:
+                due = await self.store.next_due()
+                left = until - self._clock.monotonic()
+                ahead = left if due is None else max(0.0, due - self.store.now())
+                self._clock.advance(max(0.0, min(ahead, left)))
+                await self._settled()
+                if ahead >= left:
+                    return
+
+        await self._drive(move)
+
+    async def waiting(self) -> dict[str, str]:
+        told = {}
+        for run_id in list(self._known):
+            try:
+                detail = await self.store.detail(run_id)
+            except RunNotFoundError:
+                continue
+            if detail.status in TERMINAL or detail.run_id in told:
+                continue
+            text = f"({detail.name}) is {detail.status}"
+            if detail.status in PARKED:
+                text = f"({detail.name}) waits for {' or '.join(map(self._told, detail.waits))}"
+            told[detail.run_id] = text
+        return told
+
+    def _told(self, wait: Any) -> str:
+        until = (
+            "" if wait.deadline is None else f" until {datetime.fromtimestamp(wait.deadline, self._clock.now().tzinfo)}"
+        )
+        return f"{wait.kind} {wait.name!r}{until}" if wait.name else f"{wait.kind}{until}"
+
+
+class _MockingContext(Context):
+    """A ctx whose steps may be replaced."""
+
+    __slots__ = ("_mocks",)
+
+    _mocks: dict[str, Callable[..., Any]]
+
+    async def step(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        definition = step_of(fn)
+        replacement = self._mocks.get(definition.name)
+        if replacement is not None:
+            definition = _replaced(definition, replacement)
+        return await super().step(definition, *args, **kwargs)
+
+
+def _replaced(definition: StepDefinition[..., Any], replacement: Callable[..., Any]) -> StepDefinition[..., Any]:
+    other = copy.copy(definition)
+    other.fn = replacement
+    other.is_async = step_of(replacement).is_async
+    other.inline = True
+    other.__dict__["return_codec"] = definition.return_codec
+    return other
+
+
+def _with_mocks(
+    definition: WorkflowDefinition[Any, Any], mocks: dict[str, Callable[..., Any]]
+) -> WorkflowDefinition[Any, Any]:
+    fn = definition.fn
+
+    async def body(ctx: Context, *args: Any, **kwargs: Any) -> Any:
+        mocking = _MockingContext(ctx._run)  # noqa: SLF001 - it is one
+        mocking._mocks = mocks  # noqa: SLF001
+        return await fn(mocking, *args, **kwargs)
+
+    other = copy.copy(definition)
+    other.fn = body
+    return other
+
+
+async def replay(workflow: WorkflowDefinition[..., Any], history: History) -> None:
+    """Run a saved history (`await handle.history()`) against today's code. NonDeterminismError if they don't fit.
+
+    No step is executed: what the body asks for beyond its history is never answered.
+    """
+    loop = asyncio.get_running_loop()
+    prepare(loop)
+    try:
+        answer = await answer_from_journal(
+            workflow,
+            history.run_id,
+            Params.of(workflow).decode(history.params),
+            history.rows,
+            _NO_QUERY,
+            b'{"args":[],"kwargs":{}}',
+            clock=SystemClock(),
+            tenant=(history.owner, None),
+            attempt=history.attempt,
+        )
+    finally:
+        give_back(loop)
+    _, failure = read_answer(answer)
+    if failure is not None and failure.type.endswith(NonDeterminismError.__qualname__):
+        raise NonDeterminismError(failure.message)
+
+
+_NO_QUERY = "\x00"

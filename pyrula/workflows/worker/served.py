@@ -1,0 +1,42 @@
+"""The workflows that are served, by name and version."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.errors import ConfigurationError
+
+__all__ = ["Served"]
+
+
+class Served:
+    """Definitions by name and version. Of several versions of a name, the last one listed takes unstamped runs."""
+
+    def __init__(self, workflows: Iterable[WorkflowDefinition[Any, Any]] = ()) -> None:
+        self._definitions: dict[tuple[str, str], WorkflowDefinition[Any, Any]] = {}
+        for definition in workflows:
+            if not isinstance(definition, WorkflowDefinition):
+                raise ConfigurationError(f"workflows= must hold workflows, declared by @workflow, not {definition!r}")
+            key = definition.name, definition.version
+            if self._definitions.get(key, definition) is not definition:
+                raise ConfigurationError(
+                    f"workflow {definition.name!r}, version {definition.version!r}, is served twice"
+                )
+            self.add(definition)
+
+    def add(self, definition: WorkflowDefinition[Any, Any]) -> None:
+        """Replaces one of the same name and version."""
+        definition.hints()
+        key = definition.name, definition.version
+        self._definitions.pop(key, None)
+        self._definitions[key] = definition
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        return list(self._definitions)
+
+    def find(self, name: str, version: str | None) -> WorkflowDefinition[Any, Any] | None:
+        """`version` None: an unstamped run's."""
+        if version is not None:
+            return self._definitions.get((name, version))
+        return next((each for (one, _), each in reversed(self._definitions.items()) if one == name), None)
