@@ -22,6 +22,7 @@ from pyrula.workflows.engine.attended import Attended, LetGo
 from pyrula.workflows.engine.crew import Crew
 from pyrula.workflows.engine.desk import Desk
 from pyrula.workflows.engine.drive import Drive
+from pyrula.workflows.engine.exits import EXITS, OwnExit, is_interrupt
 from pyrula.workflows.engine.host import (
     COMPLETED,
     ChildRequest,
@@ -89,9 +90,9 @@ class Execution(Attended):
         steps = body.__await__()
         try:
             yielded = variables.run(next, steps, _ENDED)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever the body raised is its outcome
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             outcome = self._raised(error)
         else:
             if yielded is not _ENDED:
@@ -127,9 +128,9 @@ class Execution(Attended):
         raised: BaseException | None = None
         try:
             await drive.carry(yielded)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever the body raised is its outcome
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             raised = error
         self.drive = None
         cancelled = drive.was_cancelled(raised)
@@ -164,9 +165,9 @@ class Execution(Attended):
         raised: BaseException | None = None
         try:
             await _call(self)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever the body raised is its outcome
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             raised = error
         if self._waits_for_handlers(raised):
             with suppress(asyncio.CancelledError):  # it is being torn down
@@ -251,6 +252,10 @@ class Execution(Attended):
             elif first(error, self._cancellations()) is not None:
                 self.stop("cancelled", error)
             else:
+                if isinstance(error, EXITS):
+                    own = OwnExit(error, "the body")
+                    own.__cause__ = error
+                    error = own
                 self.stop("failed", error)
                 self._note_failure(error)
         return self._stopped()

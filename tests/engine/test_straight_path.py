@@ -161,17 +161,6 @@ async def test_many_runs_after_another_in_one_task() -> None:
         assert task.cancelling() == 0
 
 
-async def test_an_exception_that_ends_the_process_passes() -> None:
-    class Stop(SystemExit):
-        pass
-
-    async def body(ctx: Context) -> None:
-        raise Stop
-
-    with pytest.raises(Stop):
-        await execution(body, MemoryHost()).run()
-
-
 async def test_wrong_arguments_fail_the_run() -> None:
     async def body(ctx: Context, needed: int) -> None: ...
 

@@ -12,19 +12,12 @@ from types import CoroutineType, coroutine
 from typing import Any
 
 from pyrula.workflows.definition import StepDefinition
+from pyrula.workflows.engine.exits import EXITS, OwnExit, is_interrupt
 from pyrula.workflows.engine.remains import wake
 from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.engine.threads import call_in_thread
 
 __all__ = ["OwnExit", "TimedOut", "pause", "start"]
-
-
-class OwnExit(Exception):
-    """An attempt's own BaseException: a CancelledError though nobody cancelled it, a SystemExit in a thread."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.kind = type(error).__qualname__
-        super().__init__(str(error) or f"the step raised {self.kind}")
 
 
 class TimedOut(TimeoutError):
@@ -49,7 +42,9 @@ def start(run: Run, definition: _Definition, args: Any, kwargs: Any, seconds: fl
         steps, yielded = variables.run(_begin, definition.fn, args, kwargs)
     except StopIteration as stop:
         return True, stop.value
-    except asyncio.CancelledError as error:
+    except (asyncio.CancelledError, *EXITS) as error:
+        if is_interrupt(error):
+            raise
         raise OwnExit(error) from error
     return False, _carry(run, variables, steps, yielded, seconds)
 
@@ -72,7 +67,12 @@ async def _of_sync(
 ) -> Any:
     variables.run(RUN.set, None)
     if definition.inline:
-        value = variables.run(definition.fn, *args, **kwargs)
+        try:
+            value = variables.run(definition.fn, *args, **kwargs)
+        except EXITS as error:
+            if is_interrupt(error):
+                raise
+            raise OwnExit(error) from error
     else:
         value = await _in_thread(run, lambda: variables.run(definition.fn, *args, **kwargs), seconds)
     if not isawaitable(value):
@@ -82,7 +82,9 @@ async def _of_sync(
         steps, yielded = variables.run(_begin, _await, (value,), {})
     except StopIteration as stop:
         return stop.value
-    except asyncio.CancelledError as error:
+    except (asyncio.CancelledError, *EXITS) as error:
+        if is_interrupt(error):
+            raise
         raise OwnExit(error) from error
     return await _carry(run, variables, steps, yielded, seconds)
 
@@ -114,7 +116,7 @@ def _carry(run: Run, variables: Context, steps: Any, yielded: Any, seconds: floa
             try:
                 yield yielded
             except BaseException as error:  # noqa: BLE001 - it is passed on to the step
-                cancelled = cancelled or isinstance(error, asyncio.CancelledError)
+                cancelled = cancelled or isinstance(error, (asyncio.CancelledError, GeneratorExit))
                 if alarm is not None:
                     alarm.heard()
                 yielded = variables.run(steps.throw, error)
@@ -130,6 +132,10 @@ def _carry(run: Run, variables: Context, steps: Any, yielded: Any, seconds: floa
         if not cancelled:
             raise OwnExit(error) from error
         raise
+    except EXITS as error:
+        if is_interrupt(error) or (cancelled and isinstance(error, GeneratorExit)):
+            raise
+        raise OwnExit(error) from error
     except Exception as error:
         if alarm is not None and alarm.rang:
             raise _too_long(seconds) from error
