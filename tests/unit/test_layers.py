@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "commit_map",
             "lanes",
             "events",
+            "standing",
         )
     ),
     ("pyrula.kafka.",),
