@@ -4,13 +4,14 @@ import asyncio
 import logging
 import sys
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from pyrula.kafka import stalls
 from pyrula.kafka.stalls import StallWatch
-from pyrula.workflows.context import Context
+from pyrula.workflows import Context, workflow
+from pyrula.workflows.clock import SystemClock
+from pyrula.workflows.execution import Execution
 
 
 class Clock:
@@ -30,10 +31,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@workflow(name="orders")
+async def orders(ctx: Context) -> None:
+    pass
+
+
 @pytest.fixture
 def ctx() -> Context:
-    definition = SimpleNamespace(name="orders", version="1")
-    return Context(SimpleNamespace(run_id="0a-kabc-3-17", definition=definition, attempt=1))  # type: ignore[arg-type]
+    return Context(Execution(orders, "0a-kabc-3-17", object(), (), clock=SystemClock()))  # type: ignore[arg-type]
 
 
 def body(ctx: Context) -> str | None:
