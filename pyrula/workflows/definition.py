@@ -253,7 +253,8 @@ def step(
 def step(fn: Any = None, /, **options: Any) -> Any:
     """Declares how a function runs as a step: `@step(retry=Retry(max_attempts=5), timeout=10)`, or plain `@step`.
 
-    `timeout` is for each attempt, `total_timeout` for all attempts and the delays between them, both in seconds.
+    `timeout` is for each attempt, `total_timeout` for all attempts and the delays between them, both in seconds. A sync
+    function runs in a thread, which can't be stopped: past its time it is warned of, and fails when it ends.
     `inline=True` runs a sync function on the event loop instead of a thread of its own.
     """
     declared_in = caller()

@@ -245,6 +245,27 @@ def test_the_next_attempt_waits_for_a_thread(tasks: bool) -> None:
 
 
 @both
+def test_a_thread_past_its_time_is_warned_of_once(tasks: bool, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+
+    @step(retry=Retry(max_attempts=1), timeout=0.02, name="hangs")
+    def hangs() -> None:
+        while not told:
+            time.sleep(0.01)
+            told.extend(record.getMessage() for record in caplog.records)
+        time.sleep(0.05)
+
+    @step(timeout=60)
+    def in_time() -> None: ...
+
+    play(once(in_time), tasks=tasks)
+    play(once(hangs), tasks=tasks)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("step `hangs` of run 00-test is past its timeout=0.02 s and can't be stopped")
+
+
+@both
 def test_sync_steps_run_on_daemon_threads(tasks: bool) -> None:
     variable = contextvars.ContextVar("variable", default="unset")
 

@@ -5,6 +5,7 @@ that swallows its cancellation goes on), or its thread has. What it gives after 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Generator
 from contextvars import Context, copy_context
 from inspect import isawaitable
@@ -15,7 +16,7 @@ from pyrula.workflows.definition import StepDefinition
 from pyrula.workflows.engine.exits import EXITS, OwnExit, is_interrupt
 from pyrula.workflows.engine.remains import wake
 from pyrula.workflows.engine.run import RUN, Run
-from pyrula.workflows.engine.threads import call_in_thread
+from pyrula.workflows.engine.threads import Ended, call_in_thread
 
 __all__ = ["OwnExit", "TimedOut", "pause", "start"]
 
@@ -26,6 +27,8 @@ class TimedOut(TimeoutError):
 
 TimedOut.__module__, TimedOut.__qualname__ = "builtins", "TimeoutError"
 
+
+log = logging.getLogger("pyrula.run")
 
 _Definition = StepDefinition[Any, Any]
 
@@ -74,7 +77,7 @@ async def _of_sync(
                 raise
             raise OwnExit(error) from error
     else:
-        value = await _in_thread(run, lambda: variables.run(definition.fn, *args, **kwargs), seconds)
+        value = await _in_thread(run, definition, lambda: variables.run(definition.fn, *args, **kwargs), seconds)
     if not isawaitable(value):
         return value
     # A function that isn't async but gives an awaitable.
@@ -89,8 +92,10 @@ async def _of_sync(
     return await _carry(run, variables, steps, yielded, seconds)
 
 
-async def _in_thread(run: Run, call: Callable[[], Any], seconds: float | None) -> Any:
+async def _in_thread(run: Run, definition: _Definition, call: Callable[[], Any], seconds: float | None) -> Any:
     done = call_in_thread(call)
+    if seconds is not None:
+        _warn_when_late(run, definition, done, seconds)
     run.remains.on_thread(done)
     # The future isn't awaited itself: a cancellation would cancel it, and the thread's end could no longer be told.
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -104,6 +109,23 @@ async def _in_thread(run: Run, call: Callable[[], Any], seconds: float | None) -
     if isinstance(result, Exception):
         raise result
     raise OwnExit(result) from result
+
+
+def _warn_when_late(run: Run, definition: _Definition, done: "asyncio.Future[Ended]", seconds: float) -> None:
+    option = "timeout" if seconds == definition.timeout else "total_timeout"
+
+    def warn() -> None:
+        log.warning(
+            "step `%s` of run %s is past its %s=%g s and can't be stopped: its thread must end by itself; give what it "
+            "waits for a time-out of its own, or make it an `async def`",
+            definition.name,
+            run.run_id,
+            option,
+            seconds if option == "timeout" else definition.total_timeout,
+        )
+
+    timer = asyncio.get_running_loop().call_later(seconds, warn, context=Context())
+    done.add_done_callback(lambda _: timer.cancel(), context=Context())
 
 
 @coroutine
