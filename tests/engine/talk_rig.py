@@ -177,6 +177,10 @@ class Life:
         for _ in range(60):
             await asyncio.sleep(0)
 
+    async def settle_once(self) -> None:
+        """One turn of the loop."""
+        await asyncio.sleep(0)
+
     async def query(self, name: str, *args: Any) -> Any:
         answer = await asyncio.wait_for(self.execution.query(name, encode_query(args, {}, "q")), SECONDS)
         value, failure = read_answer(answer)

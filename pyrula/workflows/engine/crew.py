@@ -254,7 +254,7 @@ class Crew:
     def begin(self, operation: CrewOperation) -> None:
         """An operation waits from now on; nobody needs to await it."""
         self.machine.on_asked(operation)
-        if self.live and not self.pausing:
+        if self.live and (not self.pausing or isinstance(operation, AnsweredOperation)):
             operation.start(self)
 
     def withdraw(self, operation: CrewOperation) -> None:
@@ -354,11 +354,16 @@ class Crew:
             self._rest(self.run.desk)
         return False
 
-    def deliver_entry(self, entry: Entry) -> None:
-        """Writes the entry of something that is delivered now."""
+    def deliver_entry(self, entry: Entry, raced: bool = True) -> None:
+        """Writes the entry of something that is delivered now, which may have `raced` with a plain await."""
+        if raced:
+            self.mark_race()
+        self._write(entry)
+
+    def mark_race(self) -> None:
+        """Notes it if a plain await races with what is delivered now."""
         if self.machine.journal.loose_from is None and self._several() and self._waits.outside():
             self._loosen()
-        self._write(entry)
 
     def _rest(self, desk: DeskLike) -> None:
         """There is nothing to be delivered: the time for questions, for a pause, and for leaving the memory."""

@@ -34,7 +34,10 @@ class Recipients(Protocol):
     machine: Machine
     root: Place
 
-    def deliver_entry(self, entry: Entry) -> None:
+    def mark_race(self) -> None:
+        """Notes it if a plain await races with what is delivered now."""
+
+    def deliver_entry(self, entry: Entry, raced: bool = True) -> None:
         """Writes the entry of something that is delivered now."""
 
     def make_root(self, coro: Coroutine[Any, Any, None], path: str, variables: Context) -> "asyncio.Task[Any]":
@@ -150,11 +153,13 @@ class Mail:
                 )
             return
         op = "u" + escaped(message.id)
+        self._crew.mark_race()
+        # Begun before anything is queued: what a handler that doesn't wait answers then travels with its entry.
+        self._begin(handler, op, message.id, args, kwargs)
         self._crew.deliver_entry(
-            Entry("update", op, "update", message.name, self._machine.asked, message.id, message.payload)
+            Entry("update", op, "update", message.name, self._machine.asked, message.id, message.payload), raced=False
         )
         self._consume(unread)
-        self._begin(handler, op, message.id, args, kwargs)
 
     def _handler(self, name: str, payload: bytes) -> tuple[UpdateHandler, tuple[Any, ...], dict[str, Any]]:
         desk = self._run.desk
