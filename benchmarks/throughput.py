@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--records", type=int, default=1_000_000, help="records in the topic")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compression", choices=("none", "lz4"), default="lz4", help="of the topic's batches")
     parser.add_argument("--concurrency", type=int, default=256)
     parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=CONTENDERS)
     options = parser.parse_args()
@@ -176,7 +177,8 @@ def main() -> None:
             f"filling {topic!r} with {options.records:,} records of {SIZE} bytes, {KEYS:,} keys, "
             f"{PARTITIONS} partitions"
         )
-        topics.produce(topic, (Message(f"k{i % KEYS:04d}".encode(), record(i)) for i in range(options.records)))
+        messages = (Message(f"k{i % KEYS:04d}".encode(), record(i)) for i in range(options.records))
+        topics.produce(topic, messages, **{"compression.type": options.compression, "linger.ms": 20})
         for pid in (kafka.pid, valkey.pid):
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), {1})
