@@ -7,7 +7,8 @@ until what it waits for is there. Runs park at each wait, so that where they are
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -18,7 +19,7 @@ from pyrula.workflows.definition import WorkflowDefinition, registered_definitio
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.store.memory import MemoryStore
 from pyrula.workflows.store.messages import Wait
-from pyrula.workflows.store.runs import RunStore
+from pyrula.workflows.store.runs import RunStore, Subscription
 from pyrula.workflows.worker.answers import Answers
 from pyrula.workflows.worker.beats import Heartbeat
 from pyrula.workflows.worker.claims import Claimer, woken_within
@@ -37,7 +38,9 @@ _QUERY_SECONDS: Final = 10.0
 
 
 class Driver:
-    """Drives all runs of a store that this process can execute; one call at a time drives, others wait beside it."""
+    """Drives all runs of a store that this process can execute; one call at a time drives, others wait beside it.
+
+    When that one has what it wants, another one drives."""
 
     park_after = 0.0
 
@@ -60,7 +63,11 @@ class Driver:
             poll_interval=_POLL_SECONDS,
         )
         self._moved = asyncio.Event()
+        self._calls = 0
         self._driving = False
+        self._ending: asyncio.Future[None] | None = None
+        self._inbox: Subscription
+        self._beating: asyncio.Task[None]
 
     def serve(self, definition: WorkflowDefinition[Any, Any]) -> None:
         """Drive runs of this one, too."""
@@ -82,7 +89,8 @@ class Driver:
             # called by a step, or beside a call that drives: that one sees to it
             self._moved.set()
             return
-        await self._drive(self._settled)
+        async with self._prepared():
+            await self._drive(self._settled())
 
     async def until(
         self,
@@ -101,47 +109,67 @@ class Driver:
                 found.append(value)
             return value is not None
 
-        if self._driving:
-            await self._beside(there, seconds)
-        else:
-            await self._drive(lambda: self._waited_for(there, seconds, woken))
+        limit = None if seconds is None else self.clock.monotonic() + seconds
+        async with self._prepared():
+            while self._driving:
+                if await there() or (limit is not None and self.clock.monotonic() >= limit):
+                    return found[0] if found else None
+                self._moved.set()
+                await asyncio.sleep(_POLL_SECONDS)
+            await self._drive(self._waited_for(there, limit, woken))
         return found[0] if found else None
 
-    async def _beside(self, there: Callable[[], Awaitable[bool]], seconds: float | None) -> None:
-        """Another call drives."""
-        limit = None if seconds is None else self.clock.monotonic() + seconds
-        while not await there() and (limit is None or self.clock.monotonic() < limit):
-            self._moved.set()
+    async def _drive(self, work: Coroutine[Any, Any, None]) -> None:
+        while self._driving:
             await asyncio.sleep(_POLL_SECONDS)
+        self._driving = True
+        try:
+            await work
+        finally:
+            self._driving = False
 
-    async def _drive(self, work: Callable[[], Awaitable[None]]) -> None:
-        loop = asyncio.get_running_loop()
+    @asynccontextmanager
+    async def _prepared(self) -> AsyncIterator[None]:
+        """Around every call; the last one that is left lets go of what still executes."""
+        while self._ending is not None:
+            await asyncio.wait([self._ending])
+        self._calls += 1
+        if self._calls == 1:
+            self._begin()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._ending = asyncio.get_running_loop().create_future()
+                try:
+                    await self._end()
+                finally:
+                    self._ending.set_result(None)
+                    self._ending = None
+
+    def _begin(self) -> None:
         for definition in registered_definitions().values():
             self.serve(definition)
+        loop = asyncio.get_running_loop()
         prepare(loop)
-        self._driving = True
-        inbox = self.store.on_inbox(self._worker, self._on_message)
+        self._inbox = self.store.on_inbox(self._worker, self._on_message)
         # others may look on, and must not take this for a worker that died
         heartbeat = Heartbeat(self.store, self._worker, self.lives, WorkerOptions(), SystemClock(), self._on_free)
-        beating = loop.create_task(heartbeat.run(), name="heartbeat")
-        try:
-            await work()
-        finally:
-            inbox.close()
-            await self._let_go()
-            beating.cancel()
-            await asyncio.wait([beating])
-            await self.store.leave(self._worker)
-            self._driving = False
-            give_back(loop)
+        self._beating = loop.create_task(heartbeat.run(), name="heartbeat")
 
-    async def _let_go(self) -> None:
-        """Bodies that still execute, since their caller's time is over, go on in another call."""
+    async def _end(self) -> None:
         if self.lives:
+            # bodies whose caller's time is over: they go on in another call, or elsewhere
             self.lives.draining = True
             self.lives.cut()
             await self.lives.until_empty(None)
             self.lives.draining = False
+        self._inbox.close()
+        self._beating.cancel()
+        await asyncio.wait([self._beating])
+        await self.store.leave(self._worker)
+        give_back(asyncio.get_running_loop())
 
     def _on_message(self, run_id: str) -> None:
         for held in list(self.lives.held.values()):
@@ -168,9 +196,8 @@ class Driver:
             await woken_within(self._moved if woken is None else woken, pause)
 
     async def _waited_for(
-        self, there: Callable[[], Awaitable[bool]], seconds: float | None, woken: asyncio.Event | None
+        self, there: Callable[[], Awaitable[bool]], limit: float | None, woken: asyncio.Event | None
     ) -> None:
-        limit = None if seconds is None else self.clock.monotonic() + seconds
         while True:
             moves = await self._go_on()
             if woken is not None:

@@ -164,7 +164,8 @@ class _VirtualDriver(Driver):
                 if ahead >= left:
                     return
 
-        await self._drive(move)
+        async with self._prepared():
+            await self._drive(move())
 
     async def waiting(self) -> dict[str, str]:
         told = {}

@@ -1,0 +1,206 @@
+"""The test environment: time that moves when nothing else does, steps replaced, histories replayed."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pyrula.workflows import (
+    Context,
+    DurableInvocationError,
+    DurableInvocationTimeout,
+    NonDeterminismError,
+    Retry,
+    step,
+    workflow,
+)
+from pyrula.workflows.testing import NothingMoves, WorkflowTestEnv, replay
+
+DAY = timedelta(days=1)
+
+
+@step(retry=Retry(max_attempts=5, initial=3600, max_delay=86400, jitter=0))
+async def charge(cents: int) -> str:
+    raise ConnectionError("the bank is closed")
+
+
+@workflow(name="env_trial")
+async def trial(ctx: Context, user: str) -> str:
+    await ctx.sleep(30 * DAY)
+    return f"{user}: trial over"
+
+
+@workflow(name="env_waiter")
+async def waiter(ctx: Context, seconds: float | None = None) -> str:
+    ctx.on_query("state", lambda: "waiting")
+    ctx.on_update("poke", lambda: "poked")
+    try:
+        return str(await ctx.wait_for_signal("go", timeout=seconds))
+    except TimeoutError:
+        return "too late"
+
+
+@workflow(name="env_pay")
+async def pay(ctx: Context, cents: int) -> str:
+    return await ctx.step(charge, cents)
+
+
+@workflow(name="env_limited")
+async def limited(ctx: Context) -> str:
+    try:
+        async with ctx.timeout(60):
+            await ctx.sleep(DAY)
+    except TimeoutError:
+        return "limited"
+    return "slept"
+
+
+@workflow(name="env_asks")
+async def asks(ctx: Context) -> str:
+    return (await ctx.interrupt("well?")).action
+
+
+@workflow(name="env_parent")
+async def parent(ctx: Context, user: str) -> str:
+    return "child of " + await ctx.run_child(trial, {"user": user})
+
+
+async def test_a_month_is_over_at_once() -> None:
+    env = WorkflowTestEnv(start=datetime(2025, 3, 1, tzinfo=UTC))
+    run = await env.start(trial, {"user": "ada"})
+    assert await run.status() == "sleeping"
+    assert await run.result() == "ada: trial over"
+    assert env.now() == datetime(2025, 3, 31, tzinfo=UTC)
+
+
+async def test_advance_moves_the_clock_by_hand() -> None:
+    env = WorkflowTestEnv()
+    run = await env.start(trial, {"user": "ada"})
+    await env.advance(29 * DAY)
+    assert await run.status() == "sleeping"
+    await env.advance(DAY)
+    assert await run.status() == "completed"
+
+
+async def test_what_falls_due_on_the_way_does_so_at_its_time() -> None:
+    times: list[datetime] = []
+
+    @workflow(name="env_ticker")
+    async def ticker(ctx: Context) -> None:
+        for _ in range(3):
+            await ctx.sleep(DAY)
+            times.append(await ctx.now())
+
+    env = WorkflowTestEnv(start=datetime(2025, 1, 1, tzinfo=UTC))
+    await env.start(ticker)
+    await env.advance(10 * DAY)
+    assert sorted(set(times)) == [datetime(2025, 1, day, tzinfo=UTC) for day in (2, 3, 4)]
+    assert env.now() == datetime(2025, 1, 11, tzinfo=UTC)
+
+
+async def test_run_until_complete_stops_where_a_signal_is_waited_for() -> None:
+    env = WorkflowTestEnv()
+    run = await env.start(waiter, {"seconds": 60})
+    assert await env.run_until_complete(run) == "signal_waiting"
+    await run.signal("go", "now")
+    assert await env.run_until_complete(run) == "completed"
+    assert await run.result() == "now"
+
+
+async def test_signal_update_query_and_resume_drive_the_run() -> None:
+    env = WorkflowTestEnv()
+    run = await env.start(waiter)
+    assert await run.query("state") == "waiting"
+    assert await run.update("poke") == "poked"
+    await run.signal("go", 1)
+    assert await run.status() == "completed"
+    asked = await env.start(asks)
+    assert await asked.result(on_interrupt=lambda shown: "yes") == "yes"
+    asked = await env.client.submit("env_asks")
+    await asked.resume("no")
+    assert await asked.result() == "no"
+
+
+async def test_timeouts_and_the_delays_of_retries_are_virtual() -> None:
+    env = WorkflowTestEnv()
+    start = env.now()
+    assert await (await env.start(waiter, {"seconds": 3600})).result() == "too late"
+    assert await (await env.start(limited)).result() == "limited"
+    assert env.now() - start == timedelta(seconds=3660)
+    with pytest.raises(DurableInvocationError, match="after 5 attempts"):
+        await (await env.start(pay, {"cents": 5})).result()
+    assert env.now() - start == timedelta(seconds=3660 + 3600 * (1 + 2 + 4 + 8))
+
+
+async def test_a_step_can_be_replaced() -> None:
+    env = WorkflowTestEnv()
+    env.mock(charge, lambda cents: f"ch_{cents}")
+    assert await (await env.start(pay, {"cents": 5})).result() == "ch_5"
+    attempts: list[int] = []
+
+    async def second_time(cents: int) -> str:
+        attempts.append(cents)
+        if len(attempts) == 1:
+            raise ConnectionError("once")
+        return "ch"
+
+    env.mock("charge", second_time)
+    assert await (await env.start(pay, {"cents": 7})).result() == "ch"
+    assert attempts == [7, 7]
+
+
+async def test_an_idle_environment_says_what_each_run_waits_for() -> None:
+    env = WorkflowTestEnv()
+    run = await env.start(waiter)
+    with pytest.raises(NothingMoves, match=rf"{run} \(env_waiter\) waits for signal 'go'"):
+        await run.result()
+    sleeping = await env.start(trial, {"user": "ada"})
+    assert await env.waiting() == {
+        run.run_id: "(env_waiter) waits for signal 'go'",
+        sleeping.run_id: "(env_trial) waits for sleep until 2025-01-31 00:00:00+00:00",
+    }
+
+
+async def test_a_wait_with_a_time_ends_in_virtual_time() -> None:
+    env = WorkflowTestEnv()
+    run = await env.start(waiter)
+    start = env.now()
+    with pytest.raises(DurableInvocationTimeout):
+        await run.result(timeout=DAY)
+    assert env.now() - start == DAY
+
+
+async def test_children_are_driven_too() -> None:
+    env = WorkflowTestEnv()
+    assert await (await env.start(parent, {"user": "ada"})).result() == "child of ada: trial over"
+
+
+async def test_cancel_and_the_end_of_all_tasks() -> None:
+    env = WorkflowTestEnv()
+    run = await env.start(trial, {"user": "ada"})
+    assert await run.cancel() == "cancelled"
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_history_is_replayed_against_todays_code() -> None:
+    env = WorkflowTestEnv()
+    env.mock(charge, lambda cents: "ch")
+    finished = await env.start(pay, {"cents": 5})
+    parked = await env.start(trial, {"user": "ada"})
+    await replay(pay, await finished.history())
+    await replay(trial, await parked.history())
+
+    @workflow(name="env_pay")
+    async def changed(ctx: Context, cents: int) -> str:
+        await ctx.sleep(5)
+        return await ctx.step(charge, cents)
+
+    with pytest.raises(NonDeterminismError, match="charge"):
+        await replay(changed, await finished.history())
+
+    @workflow(name="env_pay")
+    async def shorter(ctx: Context, cents: int) -> str:
+        return "ch"
+
+    with pytest.raises(NonDeterminismError):
+        await replay(shorter, await finished.history())

@@ -1,0 +1,323 @@
+"""The worker against a store that fails, delays and takes away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pyrula.workflows import (
+    ConfigurationError,
+    Context,
+    DurableInvocationError,
+    MemoryStore,
+    StoreUnavailable,
+    WorkerOptions,
+    WorkflowClient,
+    WorkflowWorker,
+    step,
+    workflow,
+)
+from pyrula.workflows.store.messages import Change, Message
+from pyrula.workflows.worker.served import Served
+from tests.services.waiting import wait_until_async
+
+calls: dict[str, int] = {}
+going: dict[str, asyncio.Event] = {}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    calls.clear()
+    going.clear()
+
+
+@step
+async def work(name: str) -> str:
+    calls[name] = calls.get(name, 0) + 1
+    if name in going:
+        await going[name].wait()
+    return name
+
+
+@workflow(name="wk_two")
+async def two(ctx: Context, name: str) -> list[str]:
+    return [await ctx.step(work, name), await ctx.step(work, f"{name}2")]
+
+
+@workflow(name="wk_wait")
+async def wait(ctx: Context) -> Any:
+    return await ctx.wait_for_signal("go")
+
+
+@asynccontextmanager
+async def working(store: MemoryStore, *workflows: Any, **options: Any) -> AsyncIterator[WorkflowWorker]:
+    settings = {"claim_poll_interval": 0.02, "drain_timeout": 0.2} | options
+    worker = WorkflowWorker(workflows, store=store, options=WorkerOptions(**settings))
+    running = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        await running
+
+
+class Outage:
+    """Makes calls of a store fail while it is on."""
+
+    def __init__(self, store: MemoryStore, *verbs: str) -> None:
+        self.on = False
+        self.refused = 0
+        for verb in verbs:
+            setattr(store, verb, self._broken(getattr(store, verb)))
+
+    def _broken(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def broken(*args: Any, **kwargs: Any) -> Any:
+            if self.on:
+                self.refused += 1
+                raise StoreUnavailable("the wire is cut")
+            return await call(*args, **kwargs)
+
+        return broken
+
+
+EVERYTHING = ("claim", "append", "park", "finish", "heartbeat", "beats", "questions", "unread", "release", "leave")
+
+
+async def test_an_outage_is_ridden_out() -> None:
+    store = MemoryStore()
+    client = WorkflowClient(store.twin(), poll_interval=0.02)
+    outage = Outage(store, *EVERYTHING)
+    going["a"] = asyncio.Event()
+    async with working(store, two):
+        run = await client.submit(two, {"name": "a"})
+        await wait_until_async(lambda: calls.get("a"), description="the first step")
+        outage.on = True
+        going["a"].set()
+        await wait_until_async(lambda: outage.refused > 5, description="refusals")
+        assert "a2" not in calls
+        other = await client.submit(two, {"name": "b"})
+        outage.on = False
+        assert await run.result(timeout=10) == ["a", "a2"]
+        assert await other.result(timeout=10) == ["b", "b2"]
+    assert calls == {"a": 1, "a2": 1, "b": 1, "b2": 1}
+
+
+async def test_bodies_are_cut_uncharged_when_the_store_is_out_of_reach_for_too_long() -> None:
+    store = MemoryStore()
+    client = WorkflowClient(store.twin(), poll_interval=0.02)
+    outage = Outage(store, *EVERYTHING)
+    going["a"] = asyncio.Event()
+    async with working(store, two, lease_seconds=1, heartbeat_interval=0.05) as worker:
+        run = await client.submit(two, {"name": "a"})
+        await wait_until_async(lambda: calls.get("a"), description="the first step")
+        outage.on = True
+        cut = worker._lives.held[run.run_id].execution
+        assert cut is not None
+        await wait_until_async(lambda: cut.stopped == "cut", description="the body to be cut")
+        going["a"].set()
+        outage.on = False
+        assert await run.result(timeout=10) == ["a", "a2"]
+        assert (await run.detail()).deaths == 0
+    assert calls == {"a": 2, "a2": 1}
+
+
+async def test_a_store_that_is_away_at_the_start_is_waited_for() -> None:
+    store = MemoryStore()
+    outage = Outage(store, "open")
+    outage.on = True
+    client = WorkflowClient(store.twin())
+    run = await client.submit(two, {"name": "a"})
+    async with working(store, two):
+        await wait_until_async(lambda: outage.refused, description="a refusal")
+        outage.on = False
+        assert await run.result(timeout=10) == ["a", "a2"]
+
+
+async def test_stop_ends_a_worker_that_has_never_reached_its_store() -> None:
+    store = MemoryStore()
+    Outage(store, "open").on = True
+    async with working(store, two):
+        await asyncio.sleep(0)
+
+
+async def test_stop_before_run() -> None:
+    worker = WorkflowWorker([two], store=MemoryStore())
+    worker.stop()
+    await worker.run()
+    with pytest.raises(RuntimeError, match="once"):
+        await worker.run()
+
+
+async def test_an_error_of_configuration_ends_the_worker() -> None:
+    store = MemoryStore()
+
+    async def claim(*args: Any) -> Any:
+        raise ConfigurationError("WRONGPASS")
+
+    store.claim = claim  # type: ignore[assignment, method-assign]
+    worker = WorkflowWorker([two], store=store)
+    with pytest.raises(ConfigurationError, match="WRONGPASS"):
+        await worker.run()
+
+
+@pytest.mark.parametrize("moment", ["before", "during"])
+async def test_a_message_that_comes_while_the_run_is_parked_is_not_lost(moment: str) -> None:
+    store = MemoryStore()
+    sender = store.twin()
+    park = store.park
+    parks = 0
+
+    async def slow(lease: Any, change: Any, waits: Any) -> Any:
+        nonlocal parks
+        parks += 1
+        if parks == 1 and moment == "before":
+            await sender.deliver(lease.run_id, Message("signal", "s1", "go", b'"early"'))
+            for _ in range(20):  # so that a wake-up is seen to while the park is under way
+                await asyncio.sleep(0)
+        reply = await park(lease, change, waits)
+        if parks == 1 and moment == "during":
+            await sender.deliver(lease.run_id, Message("signal", "s1", "go", b'"early"'))
+            for _ in range(20):
+                await asyncio.sleep(0)
+        return reply
+
+    store.park = slow  # type: ignore[method-assign]
+    client = WorkflowClient(sender, poll_interval=0.02)
+    async with working(store, wait):
+        run = await client.submit(wait)
+        assert await run.result(timeout=10) == "early"
+    assert parks == 1
+
+
+async def test_a_lost_park_reply_is_asked_for_again() -> None:
+    store = MemoryStore()
+    park = store.park
+    lost = 0
+
+    async def forgetful(lease: Any, change: Any, waits: Any) -> Any:
+        nonlocal lost
+        reply = await park(lease, change, waits)
+        if lost < 2:
+            lost += 1
+            raise StoreUnavailable("the answer was lost")
+        return reply
+
+    store.park = forgetful  # type: ignore[method-assign]
+    client = WorkflowClient(store.twin(), poll_interval=0.02)
+    async with working(store, wait) as worker:
+        run = await client.submit(wait)
+        await wait_until_async(lambda: lost == 2 and not worker.held, description="the run to be parked")
+        await run.signal("go", 1)
+        assert await run.result(timeout=10) == 1
+
+
+async def test_a_run_whose_workers_died_runs_alone_and_then_fails() -> None:
+    store = MemoryStore()
+    client = WorkflowClient(store, poll_interval=0.02)
+    run = await client.submit(two, {"name": "a"})
+    for number in range(3):
+        await _die_with(store, f"dead{number}")
+    other = await client.submit(two, {"name": "b"})
+    going["a"], going["b"] = asyncio.Event(), asyncio.Event()
+    async with working(store.twin(), two):
+        await wait_until_async(lambda: calls.get("a") or calls.get("b"), description="one of them")
+        await asyncio.sleep(0.1)
+        assert len(calls) == 1
+        going["b"].set()
+        going["a"].set()
+        assert await other.result(timeout=10) == ["b", "b2"]
+        assert await run.result(timeout=10) == ["a", "a2"]
+
+
+async def test_a_run_that_killed_its_worker_alone_is_failed() -> None:
+    store = MemoryStore()
+    client = WorkflowClient(store, poll_interval=0.02)
+    run = await client.submit(two, {"name": "a"})
+    for number in range(3):
+        await _die_with(store, f"dead{number}")
+    await _die_with(store, "dead3", alone=True)
+    async with working(store.twin(), two):
+        with pytest.raises(DurableInvocationError, match="worker died"):
+            await run.result(timeout=10)
+    assert not calls
+
+
+async def _die_with(store: MemoryStore, worker: str, *, alone: bool = False) -> None:
+    (claimed,) = (await store.claim(worker, [("wk_two", "1")], 1)).runs
+    if alone:
+        await store.append(claimed.lease, Change(1, alone=True))
+    (beat,) = [beat for beat in await store.beats() if beat.worker == worker]
+    assert await store.reap(beat) == 1
+
+
+async def test_a_body_that_does_not_fit_its_journal_is_paused_and_goes_on_after_a_deploy() -> None:
+    store = MemoryStore()
+    client = WorkflowClient(store.twin(), poll_interval=0.02)
+
+    @workflow(name="wk_change")
+    async def before(ctx: Context) -> Any:
+        await ctx.step(work, "one")
+        return await ctx.wait_for_signal("go")
+
+    async with working(store, before):
+        run = await client.submit(before)
+        await wait_until_async(lambda: _is(run, "signal_waiting"), description="the run to wait")
+
+    @workflow(name="wk_change")
+    async def after(ctx: Context) -> Any:
+        return await ctx.wait_for_signal("go")
+
+    async with working(store, after):
+        await run.signal("go", 1)
+        await wait_until_async(lambda: _is(run, "paused"), description="the run to be paused")
+    error = (await run.detail()).error
+    assert error is not None
+    assert error.type.endswith("NonDeterminismError")
+    async with working(store, before):
+        await run.unpause()
+        assert await run.result(timeout=10) == 1
+    assert calls == {"one": 1}
+
+
+async def _is(run: Any, status: str) -> bool:
+    return bool(await run.status() == status)
+
+
+def test_options() -> None:
+    assert WorkerOptions().heartbeat_interval == 5.0
+    assert WorkerOptions(lease_seconds=3).heartbeat_interval == 0.5
+    assert (WorkerOptions().patience, WorkerOptions(lease_seconds=3).patience) == (25.0, 2.0)
+    with pytest.raises(ConfigurationError, match="no such option"):
+        WorkerOptions(poll=1)
+    with pytest.raises(ConfigurationError, match="third"):
+        WorkerOptions(lease_seconds=10, heartbeat_interval=9)
+    with pytest.raises(ConfigurationError, match="max_concurrency"):
+        WorkerOptions(max_concurrency=0)
+
+
+def test_a_workers_identity_is_new_each_time() -> None:
+    ids = {WorkflowWorker([two], store=MemoryStore()).id for _ in range(10)}
+    assert len(ids) == 10
+    with pytest.raises(ConfigurationError, match="at least one"):
+        WorkflowWorker([], store=MemoryStore())
+    with pytest.raises(ConfigurationError, match="declared by @workflow"):
+        Served([print])  # type: ignore[list-item]
+
+
+def test_of_several_versions_the_last_takes_unstamped_runs() -> None:
+    def made(version: str) -> Any:
+        @workflow(name="wk_versions", version=version)
+        async def body(ctx: Context) -> None:
+            return None
+
+        return body
+
+    one, later = made("1"), made("2")
+    served = Served([later, one])
+    assert served.find("wk_versions", None) is one
+    assert served.find("wk_versions", "2") is later
+    assert served.find("wk_versions", "3") is None
+    with pytest.raises(ConfigurationError, match="served twice"):
+        Served([one, made("1")])
