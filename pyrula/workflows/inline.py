@@ -64,7 +64,7 @@ class Driver:
         )
         self._moved = asyncio.Event()
         self._calls = 0
-        self._driving = False
+        self._turn = asyncio.Lock()
         self._ending: asyncio.Future[None] | None = None
         self._inbox: Subscription
         self._beating: asyncio.Task[None]
@@ -85,7 +85,7 @@ class Driver:
 
     async def sent(self, run_id: str) -> None:
         """Drive until nothing can go on by itself."""
-        if self._driving:
+        if self._turn.locked():
             # called by a step, or beside a call that drives: that one sees to it
             self._moved.set()
             return
@@ -111,7 +111,7 @@ class Driver:
 
         limit = None if seconds is None else self.clock.monotonic() + seconds
         async with self._prepared():
-            while self._driving:
+            while self._turn.locked():
                 if await there() or (limit is not None and self.clock.monotonic() >= limit):
                     return found[0] if found else None
                 self._moved.set()
@@ -120,13 +120,8 @@ class Driver:
         return found[0] if found else None
 
     async def _drive(self, work: Coroutine[Any, Any, None]) -> None:
-        while self._driving:
-            await asyncio.sleep(_POLL_SECONDS)
-        self._driving = True
-        try:
+        async with self._turn:
             await work
-        finally:
-            self._driving = False
 
     @asynccontextmanager
     async def _prepared(self) -> AsyncIterator[None]:

@@ -316,8 +316,9 @@ def test_of_several_versions_the_last_takes_unstamped_runs() -> None:
 
     one, later = made("1"), made("2")
     served = Served([later, one])
-    assert served.find("wk_versions", None) is one
-    assert served.find("wk_versions", "2") is later
+    assert served.find("wk_versions", None) == one
+    assert served.find("wk_versions", "2") == later
     assert served.find("wk_versions", "3") is None
+    again: Any = made("1")
     with pytest.raises(ConfigurationError, match="served twice"):
-        Served([one, made("1")])
+        Served([one, again])
