@@ -14,8 +14,19 @@ from weakref import WeakKeyDictionary
 
 from pyrula.workflows.errors import ConfigurationError
 
-__all__ = ["awaited", "caller", "early_hints", "is_async", "raw_annotations", "resolved_hints", "returned_by"]
+__all__ = [
+    "awaited",
+    "caller",
+    "early_hints",
+    "is_async",
+    "is_context",
+    "may_be_context",
+    "raw_annotations",
+    "resolved_hints",
+    "returned_by",
+]
 
+_CONTEXT = "Context"
 _returned: "WeakKeyDictionary[FunctionType, Any]" = WeakKeyDictionary()
 
 
@@ -78,6 +89,35 @@ def returned_by(fn: Any, what: str) -> Any:
     except KeyError:
         returns = _returned[function] = _resolved_return(function, what)
     return awaited(fn, returns)
+
+
+def may_be_context(annotation: Any, fn: Any) -> bool:
+    """Whether a body's parameter may be its ctx: all but what surely is something else."""
+    annotation = _glimpsed(annotation, fn)
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        by_name = any(_CONTEXT in base.__name__ for base in annotation.__mro__)
+        anything = annotation in (inspect.Parameter.empty, Any, object)
+        return anything or by_name or bool(getattr(annotation, "_is_protocol", False))
+    return get_origin(annotation) is None or _CONTEXT in str(annotation)
+
+
+def is_context(annotation: Any, fn: Any) -> bool:
+    """Whether a body's parameter surely is a ctx."""
+    annotation = _glimpsed(annotation, fn)
+    if isinstance(annotation, str):
+        return annotation.rpartition(".")[2] == _CONTEXT
+    return getattr(annotation, "__name__", "") == _CONTEXT and annotation.__module__.startswith("pyrula.")
+
+
+def _glimpsed(annotation: Any, fn: Any) -> Any:
+    """An annotation that may be a text, as far as it can be resolved already."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        holder = SimpleNamespace(__annotations__={"it": annotation.strip("\"'")}, __globals__=fn.__globals__)
+        return typing.get_type_hints(holder, include_extras=True)["it"]
+    except Exception:  # noqa: BLE001 - it can wait
+        return annotation.strip("\"'")
 
 
 def awaited(fn: Any, returns: Any) -> Any:

@@ -17,6 +17,8 @@ from pyrula.workflows.annotations import (
     caller,
     early_hints,
     is_async,
+    is_context,
+    may_be_context,
     raw_annotations,
     resolved_hints,
     returned_by,
@@ -350,8 +352,12 @@ def _body_parameters(fn: Any, what: str) -> tuple[tuple[Parameter, ...], bool]:
     listed = list(inspect.signature(fn).parameters.values())
     if not listed or listed[0].kind not in (listed[0].POSITIONAL_ONLY, listed[0].POSITIONAL_OR_KEYWORD):
         raise ConfigurationError(f"{what} must take ctx as its first parameter")
+    if not may_be_context(listed[0].annotation, fn):
+        raise ConfigurationError(f"{what}: ctx must be the first parameter, and `{listed[0]}` is no Context")
     parameters, accepts_extra = [], False
     for each in listed[1:]:
+        if is_context(each.annotation, fn):
+            raise ConfigurationError(f"{what}: ctx must be the first parameter, and `{each}` is a later one")
         if each.kind is each.VAR_KEYWORD:
             accepts_extra = True
         elif each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL):

@@ -7,12 +7,13 @@ import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 from unittest.mock import AsyncMock
 
 import pytest
 from pydantic import BaseModel
 
+from pyrula.workflows.context import Context
 from pyrula.workflows.definition import (
     Parameter,
     StepDefinition,
@@ -72,6 +73,58 @@ def declare(source: str, module: str, file: str) -> None:
     sys.modules.setdefault(module, types.ModuleType(module))
     code = compile(f"from pyrula.workflows.definition import workflow\n{source}", file, "exec")
     exec(code, {"__name__": module})
+
+
+class Ctx(Protocol):
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class OwnContext(Context):
+    pass
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Any, object, Context, OwnContext, Ctx, Context | None, Annotated[Context, "it"], inspect.Parameter.empty,
+        "Any", "Context", "workflows.Context", "Later", "Ctx", "'Context'",
+    ],
+)  # fmt: skip
+def test_the_first_parameter_may_be_ctx(annotation: Any) -> None:
+    async def body(ctx, order): ...  # type: ignore[no-untyped-def]
+
+    if annotation is not inspect.Parameter.empty:
+        body.__annotations__["ctx"] = annotation
+    assert [parameter.name for parameter in WorkflowDefinition(body).parameters] == ["order"]
+
+
+@pytest.mark.parametrize(
+    "annotation", [Receipt, dict, dict[str, Any], str | None, list[Receipt], "Receipt", "dict[str, int]", "int"]
+)
+def test_a_first_parameter_that_is_no_ctx_is_refused(annotation: Any) -> None:
+    async def body(order: Any) -> None: ...
+
+    body.__annotations__["order"] = annotation
+    with pytest.raises(ConfigurationError, match=r"workflow 'body': ctx must be the first parameter, and `order: "):
+        WorkflowDefinition(body)
+
+
+@pytest.mark.parametrize("annotation", [Context, "Context", "workflows.Context"])
+def test_ctx_as_a_later_parameter_is_refused(annotation: Any) -> None:
+    async def body(order: Any, ctx: Any) -> None: ...
+
+    body.__annotations__["ctx"] = annotation
+    with pytest.raises(ConfigurationError, match=r"ctx must be the first parameter, and `ctx: .* is a later one"):
+        WorkflowDefinition(body)
+
+
+def test_a_param_may_have_a_type_that_is_called_context() -> None:
+    class Context(BaseModel):
+        pass
+
+    async def body(ctx: Any, context: Context) -> None: ...
+
+    assert len(WorkflowDefinition(body).parameters) == 1
 
 
 async def test_a_definition_is_called_like_its_function() -> None:
