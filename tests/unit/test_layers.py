@@ -30,7 +30,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         )
     ),
     ("pyrula.workflows.replay",),
-    tuple(f"pyrula.workflows.{name}" for name in ("engine", "context", "execution", "group_commit", "loops", "store")),
+    tuple(
+        f"pyrula.workflows.{name}"
+        for name in ("engine", "context", "execution", "group_commit", "loops", "signals", "store")
+    ),
     ("pyrula.workflows.client",),
     ("pyrula.workflows.worker",),
     ("pyrula.workflows.inline",),

@@ -19,6 +19,7 @@ from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.egress import EgressBuffer, EgressEvent
 from pyrula.workflows.errors import BackpressureRejected, ConfigurationError, StoreUnavailable
 from pyrula.workflows.loops import give_back, prepare
+from pyrula.workflows.signals import process_signals
 from pyrula.workflows.store.messages import Wait, earliest
 from pyrula.workflows.store.runs import RunStore
 from pyrula.workflows.worker.answers import Answers
@@ -112,6 +113,7 @@ class WorkflowWorker:
             raise RuntimeError("a worker runs once: make another one")
         loop = self._loop = asyncio.get_running_loop()
         prepare(loop)
+        forget_signals = process_signals.watch(loop, self.stop, self.options.drain_timeout)
         try:
             if await self._open():
                 await self._work()
@@ -119,6 +121,7 @@ class WorkflowWorker:
             try:
                 await self.store.close()
             finally:
+                forget_signals()
                 give_back(loop)
 
     async def _open(self) -> bool:

@@ -1,6 +1,9 @@
 """The worker against a store that fails, delays and takes away."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -322,3 +325,37 @@ def test_of_several_versions_the_last_takes_unstamped_runs() -> None:
     again: Any = made("1")
     with pytest.raises(ConfigurationError, match="served twice"):
         Served([one, again])
+
+
+_PROGRAM = """
+import asyncio
+from pyrula.workflows import MemoryStore, WorkerOptions, WorkflowWorker, step, workflow
+
+@step
+async def work():
+    print("working", flush=True)
+    await asyncio.sleep(0.3)
+    print("done", flush=True)
+
+@workflow(name="wk_drained")
+async def drained(ctx):
+    await ctx.step(work)
+
+async def main():
+    worker = WorkflowWorker([drained], store=MemoryStore(), options=WorkerOptions(claim_poll_interval=0.05))
+    await worker.client.submit(drained)
+    await worker.run()
+    print("ended", flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_the_worker(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        process.send_signal(number)
+        rest = process.stdout.read()
+        assert (process.wait(timeout=10), rest) == (0, "done\nended\n")
