@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from pyrula.kafka.serde import Arguments, Serde, compile_arguments
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError
+from pyrula.workflows.naming import names_checked
 from pyrula.workflows.policies import Retry
 
 Ordering = Literal["key", "partition", "unordered"]
@@ -24,6 +25,7 @@ _LONGEST_ID = 512
 _ONCE = Retry(max_attempts=1)
 
 
+@names_checked
 class Binding:
     """A workflow that runs once for each record of its topics.
 
@@ -161,8 +163,8 @@ class Binding:
                 raise ConfigurationError(
                     f"workflow {workflow.name} has {policy}=, so it can't be bound to {', '.join(self.topics)}: "
                     "records are processed as they are consumed. Throttle the stream with max_concurrency and the "
-                    f"partition count, or bind a workflow without {policy}= that starts this one with ctx.trigger or "
-                    "ctx.start_child"
+                    f"partition count, or bind a workflow without {policy}= with a step that starts this one by a "
+                    "WorkflowClient"
                 )
 
     def _check_topic(self, option: str, name: object) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, V
 from pydantic_core import ErrorDetails
 
 from pyrula.workflows.errors import ConfigurationError
+from pyrula.workflows.naming import meant
 
 # What a group's coordinator allows beyond the drain, for the commit and the join that follow it.
 REBALANCE_MARGIN = 15.0
@@ -203,4 +204,4 @@ def _said(error: Mapping[str, Any] | ErrorDetails) -> str:
         return f"{name} is not an option: {_NOT_OPTIONS[name]}"
     if name.endswith("_ms") and name[:-3] in KafkaOptions.model_fields:
         return f"{name} is not an option: use {name[:-3]}, in seconds"
-    return f"{name} is not an option"
+    return f"{name} is not an option{meant(name, KafkaOptions.model_fields)}"

@@ -27,6 +27,7 @@ from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import Codec
 from pyrula.workflows.errors import ConfigurationError, PolicyKeyWarning
 from pyrula.workflows.model import DEFAULT_VERSION
+from pyrula.workflows.naming import options_of, refuse_unknown
 from pyrula.workflows.policies import Collect, Debounce, Limit, Rate, Retry
 
 __all__ = [
@@ -226,6 +227,7 @@ def workflow(fn: Any = None, /, **options: Any) -> Any:
     process: the same name from another module is a ConfigurationError, from the same one it replaces (a reload).
     """
     declared_in = caller()
+    refuse_unknown(options, _WORKFLOW_OPTIONS, "@workflow")
 
     def declare(fn: Any) -> WorkflowDefinition[Any, Any]:
         hints = early_hints(fn, declared_in)
@@ -260,6 +262,7 @@ def step(fn: Any = None, /, **options: Any) -> Any:
     `inline=True` runs a sync function on the event loop instead of a thread of its own.
     """
     declared_in = caller()
+    refuse_unknown(options, _STEP_OPTIONS, "@step")
 
     def declare(fn: Any) -> StepDefinition[Any, Any]:
         definition: StepDefinition[Any, Any] = StepDefinition(fn, **options, hints=early_hints(fn, declared_in))
@@ -269,6 +272,8 @@ def step(fn: Any = None, /, **options: Any) -> Any:
     return declare if fn is None else declare(fn)
 
 
+_WORKFLOW_OPTIONS: Final = options_of(WorkflowDefinition.__init__, "fn", "hints")
+_STEP_OPTIONS: Final = options_of(StepDefinition.__init__, "fn", "hints")
 _steps: dict[Any, StepDefinition[Any, Any]] = {}
 _definitions: dict[str, WorkflowDefinition[Any, Any]] = {}
 _local_definitions: "WeakValueDictionary[str, WorkflowDefinition[Any, Any]]" = WeakValueDictionary()
@@ -372,8 +377,15 @@ def _body_parameters(fn: Any, what: str) -> tuple[tuple[Parameter, ...], bool]:
 def _check_step_function(fn: object, what: str) -> None:
     if isinstance(fn, WorkflowDefinition):
         raise ConfigurationError(f"{what} is a workflow, not a step")
+    if inspect.iscoroutine(fn):
+        called = fn.cr_code.co_name
+        fn.close()
+        raise ConfigurationError(f"{called}(...) was called already: pass the function, ctx.step({called}, ...)")
     if not callable(fn):
-        raise ConfigurationError(f"{what}: a step must be something to call, not {fn!r}")
+        raise ConfigurationError(
+            f"a step must be something to call, not {fn!r:.100}: pass the function and its arguments, "
+            "ctx.step(charge, order)"
+        )
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise ConfigurationError(f"{what} is a generator: a step gives one value, so let it return a list")
 

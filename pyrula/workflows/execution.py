@@ -36,7 +36,7 @@ from pyrula.workflows.engine.host import (
 from pyrula.workflows.engine.install import install, uninstall
 from pyrula.workflows.engine.retry import end_of_kept, first, kept_notes, rows_to_drop, without_end
 from pyrula.workflows.engine.run import RUN
-from pyrula.workflows.errors import NonDeterminismError, RunCancelled
+from pyrula.workflows.errors import ConfigurationError, NonDeterminismError, RunCancelled
 from pyrula.workflows.replay.journal import Entry, Journal
 from pyrula.workflows.store.payloads import Failure, encode_refusal
 
@@ -239,7 +239,8 @@ class Execution(Attended):
     def _raised(self, error: BaseException) -> Outcome:
         if self.stopped is None:
             machine = self.machine or (self.begin() if self.journal is not None else None)
-            refused = first(error, NonDeterminismError)
+            # Neither is the record's fault: it waits for code that can go on with it.
+            refused = first(error, (NonDeterminismError, ConfigurationError))
             continued = first(error, Continued)
             if refused is not None:
                 self.stop("paused", refused)

@@ -14,12 +14,14 @@ from pyrula.workflows.annotations import is_async
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import encode_message
 from pyrula.workflows.errors import ConfigurationError, NonDeterminismError, SerializationError, StepError
+from pyrula.workflows.naming import names_checked
 
 __all__ = ["Collect", "Debounce", "Key", "Limit", "Policy", "Rate", "Retry", "resolve_key"]
 
 Key: TypeAlias = str | Callable[[dict[str, Any]], Any]
 
 
+@names_checked
 @dataclass(frozen=True, slots=True)
 class Limit:
     """At most `max` runs per key execute at once.
@@ -36,6 +38,7 @@ class Limit:
         _check_count(self.max, "Limit(max=...)")
 
 
+@names_checked
 @dataclass(frozen=True, slots=True)
 class Rate:
     """A token bucket per key: `per_second` starts a second, up to `burst` at once (by default ceil(per_second)).
@@ -57,6 +60,7 @@ class Rate:
             _check_count(self.burst, "Rate(burst=...)")
 
 
+@names_checked
 @dataclass(frozen=True, slots=True)
 class Collect:
     """Buffers events per key; one run starts at `max_events`, or `window_seconds` after the first of them.
@@ -75,6 +79,7 @@ class Collect:
         _check_number(self.window_seconds, "Collect(window_seconds=...)", least=0, above=True)
 
 
+@names_checked
 @dataclass(frozen=True, slots=True)
 class Debounce:
     """Buffers events per key; one run starts once no event has come for `window_seconds`.
@@ -97,6 +102,7 @@ Policy: TypeAlias = Limit | Rate | Collect | Debounce
 _NEVER_RETRYABLE = (ConfigurationError, NonDeterminismError, SerializationError)
 
 
+@names_checked
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How a failed attempt is repeated: exponential delays in seconds, shortened at random by up to `jitter`.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pyrula.workflows import Context, ManualClock, Retry, SerializationError, StepError, step
+from pyrula.workflows import ConfigurationError, Context, ManualClock, Retry, SerializationError, StepError, step
 from pyrula.workflows.model import MAX_VALUE
 from tests.engine.rig import MemoryHost, Rows, execution, play, watched, with_tasks
 
@@ -242,6 +242,64 @@ def test_the_next_attempt_waits_for_a_thread(tasks: bool) -> None:
     assert outcome.value[2:4] == [2, "TimeoutError"]
     assert outcome.value[5] is True
     assert calls == [1, 1]
+
+
+@both
+@pytest.mark.parametrize("is_async", [False, True])
+def test_arguments_that_do_not_fit_are_no_reason_to_try_again(tasks: bool, is_async: bool) -> None:
+    def sync(cents: int) -> None: ...
+
+    async def suspending(cents: int) -> None: ...
+
+    fn: Any = suspending if is_async else sync
+
+    async def body(ctx: Context) -> list[Any]:
+        try:
+            await ctx.step(step(retry=fast)(fn), cent=1)
+        except StepError as error:
+            return [error.attempts, error.error_type, error.message]
+        return []
+
+    attempts, kind, message = play(body, tasks=tasks)[0].value
+    assert (attempts, kind) == (1, "TypeError")
+    assert "unexpected keyword argument 'cent'" in message
+
+
+@both
+def test_a_step_that_was_called_already(tasks: bool) -> None:
+    async def charge(cents: int) -> None: ...
+
+    async def body(ctx: Context) -> list[str]:
+        told = []
+        for wrong in (charge(1), 5):
+            try:
+                await ctx.step(wrong)  # type: ignore[call-overload]
+            except ConfigurationError as error:
+                told.append(str(error))
+        return told
+
+    called, value = play(body, tasks=tasks)[0].value
+    assert "pass the function, ctx.step(charge, ...)" in called
+    assert "not 5: pass the function" in value
+
+
+@both
+def test_a_step_whose_value_can_have_no_form_in_json_pauses_the_run(tasks: bool) -> None:
+    class Opaque:
+        pass
+
+    def opaque() -> Opaque:
+        return Opaque()
+
+    opaque.__annotations__["return"] = Opaque
+
+    async def body(ctx: Context) -> None:
+        await ctx.step(opaque)
+
+    outcome, _ = play(body, tasks=tasks)
+    assert outcome.status == "paused"  # held for other code, neither charged nor dead-lettered
+    assert isinstance(outcome.error, ConfigurationError)
+    assert "Opaque have no form in JSON" in str(outcome.error)
 
 
 @both

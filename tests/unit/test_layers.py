@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "codec",
             "likeness",
             "annotations",
+            "naming",
             "policies",
             "definition",
             "params",

@@ -6,6 +6,7 @@ attempt, after what is left of the delay.
 """
 
 import asyncio
+import inspect
 import traceback
 from random import random
 from typing import Any, Final
@@ -84,7 +85,7 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
             return "error", dumps({"serialization": text}), refused
         now = run.clock.now().timestamp()
         delay = definition.retry.delay_for(failure, number, random())
-        last = shortened and isinstance(failure, TimedOut)
+        last = (shortened and isinstance(failure, TimedOut)) or not _fits(failure, definition, args, kwargs)
         if started is not None and definition.total_timeout is not None:
             last = last or started + definition.total_timeout <= now + delay
         if last or number >= definition.retry.max_attempts or not definition.retry.retryable(failure):
@@ -146,6 +147,19 @@ def _tell(
             run, "step_failed", op=op, step=definition.name, attempt=attempt, seconds=seconds, error=error,
             retry_in=retry_in,
         )  # fmt: skip
+
+
+def _fits(failure: Exception, definition: _Definition, args: Any, kwargs: Any) -> bool:
+    """Whether the step takes such arguments: if not, no attempt ever succeeds."""
+    if not isinstance(failure, TypeError):
+        return True
+    try:
+        inspect.signature(definition.fn).bind(*args, **kwargs)
+    except ValueError:
+        return True  # it has no signature
+    except TypeError:
+        return False
+    return True
 
 
 def _given_up_by_body(run: Run, op: str) -> bool:

@@ -89,7 +89,8 @@ def test_a_workflow_with_flow_control_can_not_be_bound(policies: dict[str, Any])
     said = str(caught.value)
     assert said.startswith(f"workflow throttled has {next(iter(policies))}=, so it can't be bound to orders")
     assert "max_concurrency and the partition count" in said
-    assert "ctx.trigger or ctx.start_child" in said
+    assert "ctx." not in said  # a body has nothing yet to start another workflow with
+    assert "starts this one by a WorkflowClient" in said
 
 
 @pytest.mark.parametrize(
@@ -193,3 +194,8 @@ def test_a_name_means_one_workflow() -> None:
 def test_a_worker_needs_a_binding() -> None:
     with pytest.raises(ConfigurationError, match="at least one Binding"):
         check_bindings([])
+
+
+def test_an_unknown_option_is_told_with_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigurationError, match=r"^Binding takes no max_concurency=; did you mean max_concurrency?"):
+        Binding(charge, topic="orders", group="billing", max_concurency=3)  # type: ignore[call-arg]

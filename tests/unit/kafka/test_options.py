@@ -88,7 +88,7 @@ def test_a_contradiction_names_both_sides(options: dict[str, Any], said: str) ->
         ({"session_timeout_ms": 1000}, "session_timeout_ms is not an option: use session_timeout, in seconds"),
         ({"linger_ms": 1}, "use linger, in seconds"),
         ({"sasl_plain_password": "x"}, "use sasl_password"),
-        ({"bootstrap_server": "x"}, "bootstrap_server is not an option"),
+        ({"bootstrap_server": "x"}, "bootstrap_server is not an option; did you mean bootstrap_servers?"),
         ({"bootstrap_servers": ""}, "bootstrap_servers"),
         ({"bootstrap_servers": []}, "bootstrap_servers"),
         ({"bootstrap_servers": [1]}, "bootstrap_servers"),

@@ -127,6 +127,13 @@ def test_a_param_may_have_a_type_that_is_called_context() -> None:
     assert len(WorkflowDefinition(body).parameters) == 1
 
 
+def test_an_unknown_option_is_told_with_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigurationError, match=r"^@workflow takes no timout=; did you mean timeout?"):
+        workflow(timout=3)  # type: ignore[call-overload]
+    with pytest.raises(ConfigurationError, match=r"^@step takes no tries= \(it takes retry, timeout, total_timeout, "):
+        step(tries=3)  # type: ignore[call-overload]
+
+
 async def test_a_definition_is_called_like_its_function() -> None:
     assert await module_level(None, 5) == Receipt(id="ch_5")
     assert module_level.__name__ == "module_level"
@@ -288,8 +295,6 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
 
     with pytest.raises(ConfigurationError):
         workflow(**{"name": "w", **options})(body)
-    with pytest.raises(TypeError):
-        workflow(name="w", concurency=None)(body)
 
 
 def test_definitions_are_found_by_name() -> None:

@@ -184,3 +184,16 @@ def test_exception_classes_may_be_given_singly_or_as_a_list() -> None:
     several: Any = [ValueError, KeyError]
     assert Retry(non_retryable=one).non_retryable == (ValueError,)
     assert Retry(non_retryable=several).non_retryable == (ValueError, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Retry(max_attemps=3), "Retry takes no max_attemps=; did you mean max_attempts?"),  # type: ignore[call-arg]
+        (lambda: Limit("key", maximum=3), "Limit takes no maximum="),  # type: ignore[call-arg]
+    ],
+)
+def test_an_unknown_option_is_told_with_the_one_that_was_meant(make: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        make()
+    assert str(caught.value).startswith(said)

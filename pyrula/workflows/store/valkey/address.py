@@ -1,5 +1,6 @@
 """The store's URL: where the server is and how to get in. No I/O; the password is in nothing that is ever shown."""
 
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -14,9 +15,24 @@ _CLASSES: dict[str, Any] = {"redis": Connection, "rediss": SSLConnection, "unix"
 _OPTIONS = {"db", "username", "password"}
 _FILES = {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"}
 _WRONG = (
-    "the store's URL can't be used; it must be valkey://user:password@host:port/db (or redis://, with TLS valkeys:// "
-    "or rediss://) or unix:///path?db=0, special characters in user and password percent-encoded"
+    "the store's URL{given} can't be used; it must be valkey://user:password@host:port/db (or redis://, with TLS "
+    "valkeys:// or rediss://) or unix:///path?db=0, special characters in user and password percent-encoded"
 )
+
+
+# Scheme, what may be secret, host and port and path, options.
+_SHOWABLE = re.compile(r"(?:([\w+]+)://)?(?:(.*)@)?([\w.\[\]-]*(?::\d*)?(?:/[^?#@:]*)?)(\?.*)?", re.DOTALL)
+
+
+def _wrong(url: object) -> str:
+    """What is wrong with it, its user, password and options left out; all of it where they can't be told."""
+    found = _SHOWABLE.fullmatch(url) if isinstance(url, str) else None
+    if found is None or not url:
+        return _WRONG.format(given="")
+    scheme, secret, place, options = found.groups()
+    rest = f"{'' if secret is None else '***@'}{place}{'' if options is None else '?***'}"
+    said = _WRONG.format(given=f" {'' if scheme is None else f'{scheme}://'}{rest}")
+    return said if scheme in _SCHEMES or not place else f"{said}. Did you mean valkey://{rest}?"
 
 
 class Address:
@@ -31,20 +47,20 @@ class Address:
     def __init__(self, url: str) -> None:
         scheme, _, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
         if scheme not in _SCHEMES:
-            raise ConfigurationError(_WRONG)
+            raise ConfigurationError(_wrong(url))
         kind = _SCHEMES[scheme]
-        # A password with a bare '/' or '@' may land in any part of a URL, so no part of a wrong one is shown.
+        # A password with a bare '/' or '@' may land in any part of a URL, so redis-py's own words aren't shown.
         try:
             parts = urlsplit(url)
             options = parse_qs(parts.query, keep_blank_values=True)
             arguments: dict[str, Any] = dict(parse_url(f"{kind}://{rest}"))
             port = parts.port or 6379
         except ValueError:
-            raise ConfigurationError(_WRONG) from None
+            raise ConfigurationError(_wrong(url)) from None
         path = parts.path.strip("/")
         wanted = path if kind == "unix" else parts.hostname and (path.isdecimal() or not path)
         if not wanted or parts.fragment:
-            raise ConfigurationError(_WRONG)
+            raise ConfigurationError(_wrong(url))
         unknown = [name for name in options if name not in _OPTIONS and not (kind == "rediss" and name[:4] == "ssl_")]
         if unknown:
             raise ConfigurationError(f"the store's URL has options that {scheme}:// doesn't know: {unknown!r:.100}")

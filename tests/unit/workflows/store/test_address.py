@@ -1,5 +1,6 @@
 """Which store URLs are taken, and what is ever shown of one."""
 
+import re
 import traceback
 
 import pytest
@@ -33,6 +34,22 @@ def test_urls_that_are_taken(url: str, text: str) -> None:
 def test_user_and_password_are_decoded_once() -> None:
     connection = Address("valkey://us%25er:p%40ss%2Fw%2520rd@localhost").connection(1.0)
     assert (connection.username, connection.password) == ("us%er", "p@ss/w%20rd")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("localhost:6379", "URL localhost:6379 can't be used; .* Did you mean valkey://localhost:6379?"),
+        ("http://u:s3cret@h:1/2?a=s3cret", "URL http://***@h:1/2?*** can't .* Did you mean valkey://***@h:1/2?***?"),
+        ("valkey://user:s3cret@localhost/zero", "URL valkey://***@localhost/zero can't be used; .*"),
+        ("valkey://:s3c@ret/word@localhost/x", "URL valkey://***@localhost/x can't be used; .*"),
+        ("valkey://user:s3cret", "URL can't be used; .*"),
+    ],
+)
+def test_a_url_that_is_refused_is_shown_without_its_secrets(url: str, told: str) -> None:
+    pattern = "the store's " + re.escape(told).replace(re.escape(".*"), ".*")
+    with pytest.raises(ConfigurationError, match=f"^{pattern}$"):
+        Address(url)
 
 
 @pytest.mark.parametrize(

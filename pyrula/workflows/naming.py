@@ -1,0 +1,46 @@
+"""What to say of a name that isn't known: the one that was perhaps meant."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from pyrula.workflows.errors import ConfigurationError
+
+__all__ = ["meant", "names_checked", "options_of", "refuse_unknown"]
+
+C = TypeVar("C", bound=type[Any])
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The question whether the name that is most like it was meant; nothing if none is."""
+    near = get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def options_of(function: Callable[..., Any], *besides: str) -> tuple[str, ...]:
+    """The names of its parameters but `self` and those named."""
+    return tuple(name for name in inspect.signature(function).parameters if name not in ("self", *besides))
+
+
+def refuse_unknown(given: Iterable[str], known: tuple[str, ...], what: str) -> None:
+    """ConfigurationError for the first name that isn't known."""
+    for name in given:
+        if name not in known:
+            hint = meant(name, known) or f" (it takes {', '.join(known)})"
+            raise ConfigurationError(f"{what} takes no {name}={hint}")
+
+
+def names_checked(cls: C) -> C:
+    """Makes a class refuse unknown keywords with a ConfigurationError instead of a TypeError."""
+    init = cls.__init__
+    known = options_of(init)
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        refuse_unknown(kwargs, known, cls.__name__)
+        init(self, *args, **kwargs)
+
+    cls.__init__ = checked
+    return cls
