@@ -125,7 +125,7 @@ def _fast_argument(reader: ValueReader) -> Arguments:
         except Exception as error:
             if raw.value is None:
                 return (reader.value(None),), None
-            raise explain(error) from error
+            raise explain(error, raw.value) from error
         if kind is None or type(value) is kind:
             return (value,), None
         raise misfit(value)

@@ -8,6 +8,7 @@ past the largest float where it would be one. Of duplicate keys the last one cou
 floats in a `dict`; a model keeps them.
 """
 
+import codecs
 from collections.abc import Callable
 from traceback import format_exception_only
 from types import NoneType, UnionType
@@ -57,7 +58,7 @@ class ValueReader(NamedTuple):
     read: Callable[[Any], Any]
     null: Callable[[], Any]
     kind: type | None
-    explain: Callable[[Exception], RecordError]
+    explain: Callable[[Exception, bytes | None], RecordError]
     misfit: Callable[[Any], RecordError]
 
     def value(self, data: bytes | None) -> Any:
@@ -67,7 +68,7 @@ class ValueReader(NamedTuple):
                 return self.null()
             value = self.read(data)
         except Exception as error:
-            raise self.explain(error) from error
+            raise self.explain(error, data) from error
         if self.kind is not None and type(value) is not self.kind:
             raise self.misfit(value)
         return value
@@ -88,8 +89,8 @@ def value_reader(annotation: Any, where: str, name: str, decode: Decode | None, 
     ConfigurationError for an annotation that no value can be read as.
     """
 
-    def explain(error: Exception) -> RecordError:
-        return _record_error(error, annotation, where, name)
+    def explain(error: Exception, data: bytes | None) -> RecordError:
+        return _record_error(error, annotation, where, name, data)
 
     def misfit(value: Any) -> RecordError:
         got = "null" if value is None else type(value).__name__
@@ -217,7 +218,7 @@ def _adapter(annotation: Any, where: str, arbitrary: bool = False) -> TypeAdapte
     return adapter
 
 
-def _record_error(error: Exception, annotation: Any, where: str, name: str) -> RecordError:
+def _record_error(error: Exception, annotation: Any, where: str, name: str, data: bytes | None) -> RecordError:
     if isinstance(error, _NoNull):
         if not name:
             return RecordError("null", f"{where}: the value is null, and the parameters need an object's fields")
@@ -231,18 +232,34 @@ def _record_error(error: Exception, annotation: Any, where: str, name: str) -> R
         said = f"{error.reason} at byte {error.start}"
         return RecordError("encoding", f"{where}: the value is not UTF-8 ({said}); {_READ_OTHERWISE}")
     if isinstance(error, JSONDecodeError):
-        said = f"{error.msg} at character {error.pos}"
+        said = _encoding_flaw(data) or f"{error.msg} at character {error.pos}"
         return RecordError("json", f"{where}: the value is not JSON ({said}); {_READ_OTHERWISE}")
     if isinstance(error, ValidationError):
-        return _shape_error(error, where, name)
+        return _shape_error(error, where, name, data)
     return RecordError("shape", f"{where}: validating the value raised {_said_by(error)}")
 
 
-def _shape_error(error: ValidationError, where: str, name: str) -> RecordError:
+def _encoding_flaw(data: bytes | None) -> str:
+    """Why it is no JSON, where a parser would only say that it met a character it doesn't know."""
+    if data is None:
+        return ""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "it is UTF-16, and JSON is UTF-8"
+    if data.startswith(codecs.BOM_UTF8):
+        return "it begins with a byte order mark, which JSON doesn't have"
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8: {error.reason} at byte {error.start}"
+    return ""
+
+
+def _shape_error(error: ValidationError, where: str, name: str, data: bytes | None) -> RecordError:
     # Values are left out: they may be secret, and the dead letter has them anyway.
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     if errors[0]["type"] == "json_invalid":
-        return RecordError("json", f"{where}: the value is not JSON ({errors[0]['msg']}); {_READ_OTHERWISE}")
+        said = _encoding_flaw(data) or errors[0]["msg"]
+        return RecordError("json", f"{where}: the value is not JSON ({said}); {_READ_OTHERWISE}")
     told = []
     for wrong in errors[:_TOLD]:
         path = [*([name] if name else []), *map(str, wrong["loc"])]

@@ -58,6 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pyrula.kafka.",),
     ("pyrula.kafka",),
     ("pyrula.cli",),
+    ("pyrula.__main__",),
 )
 
 # These are the faces of a package: what they re-export lies below them.

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from pyrula import __version__
@@ -14,6 +17,12 @@ def status(*argv: str) -> int:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("--version") == 0
     assert capsys.readouterr().out == f"pyrula {__version__}\n"
+
+
+@pytest.mark.parametrize("module", ["pyrula", "pyrula.cli"])
+def test_the_command_is_a_module_too(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"pyrula {__version__}\n")
 
 
 @pytest.mark.parametrize("argv", [(), ("deploy",), ("dev",), ("worker",), ("dev", "x.py", "--count", "0")])

@@ -205,6 +205,22 @@ def test_what_is_not_json_is_refused(annotation: Any, data: bytes) -> None:
         assert "take it as bytes, or bind with a value_serde" in error.detail
 
 
+@pytest.mark.parametrize("annotation", [Any, dict, Order, Record[Order]])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b'\xef\xbb\xbf{"id":"1"}', "it begins with a byte order mark"),
+        ('{"id":"1"}'.encode("utf-16"), "it is UTF-16"),
+        (b'{"id":"M\xfcller"}', "it is not UTF-8: invalid start byte at byte 8"),
+        (b'{"id":"1"', "not JSON ("),
+    ],
+)
+def test_another_encoding_than_that_of_json_is_named(annotation: Any, data: bytes, said: str) -> None:
+    error = refused(annotation, data)
+    assert error.reason == "json"
+    assert said in error.detail
+
+
 @pytest.mark.parametrize("annotation", [Any, dict, Loose, dict[str, float], Loose | None])
 @pytest.mark.parametrize("number", [b"1e999", b"-1.5E+0400", b"1" + b"0" * 309, b"1234567890" * 31])
 def test_a_number_past_the_largest_float_is_refused(annotation: Any, number: bytes) -> None:
