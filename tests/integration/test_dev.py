@@ -79,6 +79,27 @@ def sample_records(count):
     assert "5 of 6 records" in said
     assert re.search(r"^  UNFINISHED +1$", said, re.MULTILINE)
     assert re.search(r"held records:\n  numbers/\d@3  k\n      ValueError: not three", said)
+    assert said.count("ValueError: not three") == 2  # in its line, and there
+
+
+def test_a_record_that_a_run_sent_is_shown() -> None:
+    code = """
+@workflow(name="first")
+async def first(ctx, number: int) -> None:
+    await ctx.send("receipts", {"of": number}, partition=0)
+
+bindings = Binding(first, topic="first", group="a")
+
+def sample_records(count):
+    return ((None, number) for number in range(count))
+"""
+    status, said = dev(code, "--count", "1", "--partitions", "1", "--show", "receipts/0@0")
+    assert status == 0, said
+    assert said.startswith("record receipts/0@0\n")
+    assert '"of": 0' in said
+    status, said = dev(code, "--count", "1", "--show", "nothing/0@0")
+    assert status == 1
+    assert "there is no record nothing/0@0" in said
 
 
 def test_a_run_that_is_tried_again_counts_as_retried() -> None:
@@ -201,4 +222,5 @@ def sample_records(count):
         child.wait()
     assert b"Traceback" not in first + said
     assert b"interrupted" in said
+    assert re.search(rb"^unfinished records:\n(  t/\d@\d+\n)+  and \d+ more$", said, re.MULTILINE)
     assert child.returncode == 130

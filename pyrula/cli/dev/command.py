@@ -25,6 +25,7 @@ __all__ = ["add_command"]
 _SAMPLES = 20
 # So many dead letters and held records are listed after a bar.
 _LISTED = 3
+_LISTED_UNFINISHED = 20
 _HELP = """\
 Run the bindings of a Python file on a broker and a store in this process: no Kafka, no Valkey, no Docker. The bindings
 are the file's `bindings` (a list of pyrula.kafka.Binding), else those of its KafkaWorker named `worker`, else every
@@ -95,6 +96,8 @@ def _log_to_stderr(level: str | None, quiet: bool) -> None:
     if level is None:
         logging.getLogger("aiokafka").setLevel("CRITICAL")
         logging.getLogger("pyrula.kafka").setLevel("CRITICAL" if quiet else "ERROR")
+        # That a record is held is printed with all the others.
+        logging.getLogger("pyrula.kafka").addFilter(lambda record: "is held: " not in str(record.msg))
 
 
 def _records(arguments: argparse.Namespace, module: ModuleType) -> tuple[Iterable[Given], int | None]:
@@ -182,10 +185,17 @@ def _summary(session: Session, retried: int, printed: _Printed, arguments: argpa
     if example is not None and arguments.records != "-":
         lines += ["", f"look at one:  {_again(arguments)} --show {Place.of(example)}"]
     if session.interrupted:
-        lines += ["", "interrupted"]
+        lines += ["", "interrupted", *_left(tally.unfinished())]
     elif not unfinished and not session.committed:
         lines += ["", "NOT COMMITTED: the groups' offsets don't reach the end of their topics"]
     return lines
+
+
+def _left(places: list[tuple[str, int, int]]) -> list[str]:
+    if not places:
+        return []
+    lines = ["unfinished records:", *(f"  {Place(*place)}" for place in places[:_LISTED_UNFINISHED])]
+    return lines if len(places) <= _LISTED_UNFINISHED else [*lines, f"  and {len(places) - _LISTED_UNFINISHED:,} more"]
 
 
 def _again(arguments: argparse.Namespace) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 from pyrula.cli.problem import Problem
 from pyrula.kafka.embedded.client import DevClient
 from pyrula.kafka.events import RecordEvent
+from pyrula.workflows.naming import meant
 
 __all__ = ["Place", "Shown"]
 
@@ -24,12 +25,15 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, topics: list[str]) -> Self:
-        """The place that `text` names; its topic may be left out when there is only one."""
+        """The place that `text` names; its topic may be left out when there is only one.
+
+        Runs may send to other topics than those known, so only one that looks like one of these is refused.
+        """
         found = _PLACE.fullmatch(text)
         if found is None:
             raise Problem(f"--show {text}: a record is named topic/partition@offset, like {topics[0]}/0@17")
         topic = found["topic"] or (topics[0] if len(topics) == 1 else "")
-        if topic not in topics:
+        if topic not in topics and (not topic or meant(topic, topics)):
             raise Problem(f"--show {text}: the topics are {', '.join(topics)}; name the record like {topics[0]}/0@17")
         return cls(topic, int(found["partition"]), int(found["offset"]))
 

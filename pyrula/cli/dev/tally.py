@@ -39,6 +39,10 @@ class Tally:
         """Records whose run was tried more than once."""
         return len(self._retried)
 
+    def unfinished(self) -> list[tuple[str, int, int]]:
+        """Records of ours that some binding hasn't finished: topic, partition and offset."""
+        return sorted(self._open)
+
     def on_sent(self, topic: str, partition: int, offset: int, size: int) -> None:
         """The broker has this record of ours."""
         self.sent += 1

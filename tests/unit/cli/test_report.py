@@ -75,6 +75,10 @@ def test_a_place_is_printed_as_it_is_given() -> None:
     assert str(place) == "orders/3@17"
 
 
+def test_a_place_may_be_in_a_topic_that_runs_send_to() -> None:
+    assert Place.parse("receipts/3@17", ["orders", "other"]) == ("receipts", 3, 17)
+
+
 def test_the_topic_may_be_left_out_when_there_is_only_one() -> None:
     assert Place.parse("3@17", ["orders"]) == ("orders", 3, 17)
 
