@@ -1,6 +1,15 @@
 """Durable workflows: an async function whose steps are journaled. Knows nothing of Kafka, HTTP or the command line."""
 
-from pyrula.workflows.client import InterruptAnswer, OpenInterrupt, RunHandle, RunReport, WorkflowClient
+from pyrula.workflows.client import (
+    InterruptAnswer,
+    OpenInterrupt,
+    RunHandle,
+    RunReport,
+    ScheduleClient,
+    ScheduleInfo,
+    ScheduleNotFoundError,
+    WorkflowClient,
+)
 from pyrula.workflows.clock import Clock, ManualClock, SystemClock
 from pyrula.workflows.context import Context
 from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step, workflow
@@ -30,6 +39,7 @@ from pyrula.workflows.errors import (
 from pyrula.workflows.inline import InlineWorkflowRunner
 from pyrula.workflows.model import RunInfo
 from pyrula.workflows.policies import Collect, Debounce, Limit, Rate, Retry
+from pyrula.workflows.schedules import Cron, Every
 from pyrula.workflows.store.events import Event
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.memory import MemoryStore
@@ -49,6 +59,7 @@ __all__ = [
     "Collect",
     "ConfigurationError",
     "Context",
+    "Cron",
     "Debounce",
     "DurableInvocationCancelled",
     "DurableInvocationError",
@@ -56,6 +67,7 @@ __all__ = [
     "Egress",
     "EgressEvent",
     "Event",
+    "Every",
     "InboxFullError",
     "InlineWorkflowRunner",
     "InterruptAnswer",
@@ -79,6 +91,9 @@ __all__ = [
     "RunNotWaitingError",
     "RunReport",
     "RunStatus",
+    "ScheduleClient",
+    "ScheduleInfo",
+    "ScheduleNotFoundError",
     "SerializationError",
     "StaleToken",
     "StepDefinition",

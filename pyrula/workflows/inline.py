@@ -8,7 +8,7 @@ until what it waits for is there. Runs park at each wait, so that where they are
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pyrula.workflows.client import RunHandle, WorkflowClient
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.definition import WorkflowDefinition, registered_definitions
+from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.store.memory import MemoryStore
 from pyrula.workflows.store.messages import Wait
@@ -23,6 +24,7 @@ from pyrula.workflows.store.runs import RunStore, Subscription
 from pyrula.workflows.worker.answers import Answers
 from pyrula.workflows.worker.beats import Heartbeat
 from pyrula.workflows.worker.claims import Claimer, woken_within
+from pyrula.workflows.worker.firing import Firing
 from pyrula.workflows.worker.life import Lives
 from pyrula.workflows.worker.options import WorkerOptions
 from pyrula.workflows.worker.served import Served
@@ -52,6 +54,7 @@ class Driver:
         self.lives = Lives(self.served, self, worker, self._on_free)
         self._worker = worker
         self._claimer = Claimer(store, worker, self.served, self.lives, places=_PLACES, poll_interval=_POLL_SECONDS)
+        self._firing = Firing(store, self.served, poll_interval=_POLL_SECONDS)
         self._answers = Answers(
             store,
             worker,
@@ -145,7 +148,8 @@ class Driver:
 
     def _begin(self) -> None:
         for definition in registered_definitions().values():
-            self.serve(definition)
+            with suppress(ConfigurationError):  # one that can't be executed has no runs to be driven
+                self.serve(definition)
         loop = asyncio.get_running_loop()
         prepare(loop)
         self._inbox = self.store.on_inbox(self._worker, self._on_message)
@@ -177,6 +181,7 @@ class Driver:
 
     async def _go_on(self) -> bool:
         """Take what can be taken. Whether anything moves."""
+        await self._firing.fire_due()
         while await self._claimer.claim_once():
             pass
         await self._answers.take()

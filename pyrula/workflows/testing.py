@@ -150,13 +150,18 @@ class _VirtualDriver(Driver):
             return False
         return True
 
+    async def _next_of_all(self) -> float | None:
+        """Timers and schedules."""
+        moments = [plan.due for plan in await self.store.schedules() if not plan.paused]
+        return min((moment for moment in (await self.store.next_due(), *moments) if moment is not None), default=None)
+
     async def advance(self, seconds: float) -> None:
         until = self._clock.monotonic() + seconds
 
         async def move() -> None:
             await self._settled()
             while True:
-                due = await self.store.next_due()
+                due = await self._next_of_all()
                 left = until - self._clock.monotonic()
                 ahead = left if due is None else max(0.0, due - self.store.now())
                 self._clock.advance(max(0.0, min(ahead, left)))

@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "definition",
             "params",
             "egress",
+            "schedules",
         )
     ),
     ("pyrula.workflows.replay",),
@@ -67,6 +68,7 @@ EXACT = {"pyrula", "pyrula.workflows", "pyrula.kafka"}
 # Where a package from outside may be imported. None from outside is imported that isn't named here.
 OUTSIDE = {
     "aiokafka": ("pyrula.kafka",),
+    "cronsim": ("pyrula.workflows.schedules",),
     "confluent_kafka": ("pyrula.kafka.embedded",),
     "orjson": ("pyrula.workflows.codec",),
     "pydantic": ("pyrula",),

@@ -3,7 +3,17 @@
 from pyrula.workflows.client.handle import RunHandle
 from pyrula.workflows.client.interrupts import OpenInterrupt
 from pyrula.workflows.client.report import RunReport
+from pyrula.workflows.client.schedules import ScheduleClient, ScheduleInfo, ScheduleNotFoundError
 from pyrula.workflows.client.starting import WorkflowClient
 from pyrula.workflows.store.payloads import InterruptAnswer
 
-__all__ = ["InterruptAnswer", "OpenInterrupt", "RunHandle", "RunReport", "WorkflowClient"]
+__all__ = [
+    "InterruptAnswer",
+    "OpenInterrupt",
+    "RunHandle",
+    "RunReport",
+    "ScheduleClient",
+    "ScheduleInfo",
+    "ScheduleNotFoundError",
+    "WorkflowClient",
+]

@@ -40,7 +40,7 @@ from pyrula.workflows.store.payloads import (
     read_failure,
 )
 from pyrula.workflows.store.refusals import RunFinishedError
-from pyrula.workflows.store.runs import History, Query, Result, RunSender
+from pyrula.workflows.store.runs import History, Query, Result, RunSender, ScheduleStore
 
 __all__ = ["Named", "RunCalls", "SendingStore", "signal_message"]
 
@@ -54,7 +54,7 @@ _ANSWER_GRACE: Final = 5.0
 _STOPPED: Final = TERMINAL | {RunStatus.PAUSED}
 
 
-class SendingStore(RunSender, Protocol):
+class SendingStore(RunSender, ScheduleStore, Protocol):
     """What a client needs of a store."""
 
     async def open(self) -> None: ...

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pyrula.workflows.client.calls import Named, RunCalls, SendingStore, signal_message
 from pyrula.workflows.client.handle import RunHandle
 from pyrula.workflows.client.refs import RunRef, checked_text
+from pyrula.workflows.client.schedules import ScheduleClient
 from pyrula.workflows.client.waiting import Waits
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import encode_message
@@ -71,6 +72,11 @@ class WorkflowClient(RunCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def schedules(self) -> ScheduleClient:
+        """What starts runs by the clock."""
+        return ScheduleClient(self.store, self._open, self.submit)
 
     async def close(self) -> None:
         """Close the store. Not for a client whose store others use."""

@@ -25,6 +25,7 @@ from pyrula.workflows.store.runs import RunStore
 from pyrula.workflows.worker.answers import Answers
 from pyrula.workflows.worker.beats import Heartbeat
 from pyrula.workflows.worker.claims import Claimer, woken_within
+from pyrula.workflows.worker.firing import Firing
 from pyrula.workflows.worker.life import Lives
 from pyrula.workflows.worker.options import WorkerOptions
 from pyrula.workflows.worker.served import Served
@@ -80,6 +81,7 @@ class WorkflowWorker:
             poll_interval=self.options.claim_poll_interval,
         )
         self._heartbeat = Heartbeat(store, self.id, self._lives, self.options, self.clock, self._claimer.wake)
+        self._firing = Firing(store, self._served, poll_interval=self.options.claim_poll_interval)
         self._answers = Answers(
             store,
             self.id,
@@ -144,6 +146,7 @@ class WorkflowWorker:
             self._task(self._heartbeat.run(), "heartbeat"),
             self._task(self._heartbeat.watch_over(), "watch over the lease"),
             self._task(self._answers.run(), "answer queries"),
+            self._task(self._firing.run(), "fire schedules"),
         ]
         listening = [
             self.store.on_ready(self._on_ready),

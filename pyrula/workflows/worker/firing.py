@@ -1,0 +1,117 @@
+"""Fires the schedules of the workflows that are served here.
+
+Rules: first the run of a fire time is submitted, with the time in its idempotency key, then the next fire time is
+written if nobody else was first. So a fire time starts one run, whoever dies in between.
+"""
+
+import asyncio
+import logging
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from pyrula.workflows.codec import encode_message, loads
+from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.errors import ConfigurationError, StoreUnavailable
+from pyrula.workflows.params import Params
+from pyrula.workflows.schedules import Plan, fires_of
+from pyrula.workflows.store.lifecycle import TERMINAL
+from pyrula.workflows.store.refusals import RunNotFoundError
+from pyrula.workflows.store.runs import RunStore, Schedule, Submission
+from pyrula.workflows.worker.served import Served
+
+__all__ = ["Firing"]
+
+log = logging.getLogger("pyrula.worker")
+
+
+class Firing:
+    """Looks for what is due."""
+
+    def __init__(self, store: RunStore, served: Served, *, poll_interval: float) -> None:
+        self._store = store
+        self._served = served
+        self._interval = poll_interval
+        self._unusable: set[tuple[str, int]] = set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            try:
+                await self.fire_due()
+            except StoreUnavailable as error:
+                log.debug("schedules can't be looked at: %s", error)
+            await asyncio.sleep(self._interval)
+
+    async def fire_due(self) -> int:
+        """How many runs were started."""
+        started = 0
+        for schedule in await self._store.due_schedules():
+            definition = self._served.find(schedule.name, None)
+            if definition is not None and (schedule.id, schedule.revision) not in self._unusable:
+                started += await self._fire(schedule, definition)
+        return started
+
+    async def _fire(self, schedule: Schedule, definition: WorkflowDefinition[Any, Any]) -> int:
+        try:
+            _refuse_policies(definition)
+            plan = Plan.decode(schedule.spec)
+            params = Params.of(definition).encode(loads(plan.params))
+        except (ConfigurationError, ValueError, LookupError, TypeError) as error:
+            self._unusable.add((schedule.id, schedule.revision))
+            log.error("schedule %r isn't fired: %s", schedule.id, error)
+            return 0
+        assert schedule.due is not None
+        fires = fires_of(plan, schedule.due, self._store.now())
+        last, started, skipped = schedule.last_run, 0, fires.skipped
+        for moment in fires.times:
+            if plan.overlap == "skip" and last is not None and not await self._ended(last):
+                skipped += 1
+                continue
+            last = await self._submit(schedule, plan, definition, params, moment, skipped)
+            started, skipped = started + 1, 0
+        if skipped:
+            log.info("schedule %r: %d fires are left out", schedule.id, skipped)
+        following = replace(schedule, due=fires.following, last_run=last)
+        await self._store.put_schedule(following, expected=schedule.revision)
+        return started
+
+    async def _submit(
+        self,
+        schedule: Schedule,
+        plan: Plan,
+        definition: WorkflowDefinition[Any, Any],
+        params: bytes,
+        moment: float,
+        skipped: int,
+    ) -> str:
+        fire_time = datetime.fromtimestamp(moment, UTC).isoformat()
+        key = f"schedule:{schedule.id}:{fire_time}"
+        metadata = {
+            "schedule": schedule.id,
+            "fire_time": fire_time,
+            "skipped": skipped,
+            "metadata": loads(plan.metadata),
+        }
+        run_id = self._store.new_run_id(name=definition.name, idempotency_key=key)
+        submission = Submission(
+            run_id,
+            definition.name,
+            params,
+            version=definition.version,
+            idempotency_key=key,
+            owner=plan.owner,
+            metadata=encode_message(metadata, f"schedule {schedule.id!r}: metadata"),
+        )
+        return (await self._store.submit(submission)).run_id
+
+    async def _ended(self, run_id: str) -> bool:
+        try:
+            return await self._store.status(run_id) in TERMINAL
+        except RunNotFoundError:
+            return True
+
+
+def _refuse_policies(definition: WorkflowDefinition[Any, Any]) -> None:
+    if definition.concurrency or definition.rate_limit or definition.trigger:
+        raise ConfigurationError(f"workflow {definition.name!r} has flow control, which submitted runs don't have yet")
