@@ -86,6 +86,11 @@ class KafkaWorker:
         self._oldest = OldestWatch()
         self._reported = monotonic()
 
+    @property
+    def clusters(self) -> Mapping[str, KafkaOptions]:
+        """The options of each cluster by its name."""
+        return self._clusters
+
     def stop(self) -> None:
         """Drain and end: run() returns within drain_timeout and a little. May be called from anywhere: a signal's
         handler, another thread, before run()."""

@@ -61,6 +61,45 @@ def test_it_works_until_sigterm_and_ends_well(kafka: str, topic_prefix: str, tmp
     assert {partition: kept.offset for partition, kept in topics.committed(topic_prefix, topic_prefix).items()} == ends
 
 
+def test_its_topics_are_listed_and_made(kafka: str, topic_prefix: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(_SHOP)
+    letters, output = f"{topic_prefix}.{topic_prefix}.dlq", f"{topic_prefix}.out"
+
+    def topics(*options: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "pyrula", "topics", "shop:worker", *options],
+            cwd=tmp_path,
+            env={"KAFKA": kafka, "TOPIC": topic_prefix},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout
+
+    said = f"{{0}} {topic_prefix}  (input)\n{{0}} {output}  (output)\n{{0}} {letters}  (dead letters)\n"
+    assert topics() == (1, said.format("MISSING "))
+    assert topics("--create", "--partitions", "3") == (0, said.format("made    "))
+    assert len(Topics(kafka).ends(letters)) == 3
+    assert topics("--create") == (0, said.format("exists  "))
+    assert topics() == (0, said.format("exists  "))
+
+
+def test_the_broker_of_topics_is_named_when_it_does_not_answer(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(_SHOP)
+    done = subprocess.run(
+        [sys.executable, "-m", "pyrula", "topics", "shop:worker"],
+        cwd=tmp_path,
+        env={"KAFKA": "127.0.0.1:1", "TOPIC": "orders"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "pyrula: no Kafka broker answered at 127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_broker_that_does_not_answer_is_named(tmp_path: Path) -> None:
     worker = start(tmp_path, {"KAFKA": "127.0.0.1:1", "TOPIC": "orders"})
     said, _ = worker.communicate(timeout=60)
