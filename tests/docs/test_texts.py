@@ -1,6 +1,6 @@
 """What README.md and docs/ tell a person to write and to type does work, in order, in one fresh folder a text.
 
-A block whose first line is a comment with a file's name is written to that file. A ```python block must be importable.
+A block after a line that ends in "`file.name`:" is written to that file. A ```python block must be importable.
 A ```console block is what a person types after "$ " and what appears; the command must succeed. Of the commands only
 `pyrula dev` is run: the others need servers.
 """
@@ -16,8 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"# ([\w.-]+\.\w+)\n")
+_BLOCK = re.compile(r"(?:`([\w.-]+\.\w+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def run(folder: Path, *arguments: str) -> str:
@@ -33,20 +32,20 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def blocks(text: Path) -> list[tuple[str, str]]:
+def blocks(text: Path) -> list[tuple[str, str, str]]:
+    """Of each: the file it is written to, if any, its language and its text."""
     return _BLOCK.findall(text.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: text.name)
 def test_what_a_text_says_works(text: Path, tmp_path: Path) -> None:
-    for number, (language, block) in enumerate(blocks(text)):
-        named = _FILE.match(block)
+    for number, (named, language, block) in enumerate(blocks(text)):
         if language == "python":
-            name = named[1] if named else f"block_{number}.py"
+            name = named or f"block_{number}.py"
             (tmp_path / name).write_text(block, encoding="utf-8")
             run(tmp_path, "-W", "error", "-c", f"import {name.removesuffix('.py')}")
         elif named:
-            (tmp_path / named[1]).write_text(block.split("\n", 1)[1], encoding="utf-8")
+            (tmp_path / named).write_text(block, encoding="utf-8")
         elif language == "console":
             for line in block.splitlines():
                 if line.startswith("$ pyrula dev "):
@@ -54,7 +53,7 @@ def test_what_a_text_says_works(text: Path, tmp_path: Path) -> None:
 
 
 def test_the_workflow_of_the_readme_charges_an_order(tmp_path: Path) -> None:
-    (code,) = [block for language, block in blocks(ROOT / "README.md") if language == "python"]
+    (code,) = [block for _, language, block in blocks(ROOT / "README.md") if language == "python"]
     bound = code + '\nbindings = [Binding(charge_order, topic="orders", group="billing")]\n'
     (tmp_path / "readme.py").write_text(bound, encoding="utf-8")
     (tmp_path / "orders.jsonl").write_text('{"id": "o-1", "amount_cents": 5}\n')
