@@ -29,6 +29,7 @@ from pyrula.workflows.errors import ConfigurationError, PolicyKeyWarning
 from pyrula.workflows.model import DEFAULT_VERSION
 from pyrula.workflows.naming import options_of, refuse_unknown
 from pyrula.workflows.policies import Collect, Debounce, Limit, Rate, Retry
+from pyrula.workflows.schedules import Cron, Every
 
 __all__ = [
     "Parameter",
@@ -81,6 +82,7 @@ class WorkflowDefinition(Generic[P, R]):
         trigger: Collect | Debounce | None = None,
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
+        schedule: Cron | Every | None = None,
         hints: dict[str, Any] | None = None,
     ) -> None:
         self.fn = fn
@@ -92,6 +94,7 @@ class WorkflowDefinition(Generic[P, R]):
         self.trigger = _checked(trigger, f"{what}: trigger", Collect, Debounce)
         self.retry = _checked(retry, f"{what}: retry", Retry)
         self.timeout = _seconds(timeout, f"{what}: timeout")
+        self.schedule = _checked(schedule, f"{what}: schedule", Cron, Every)
         self.parameters, self.accepts_extra = _body_parameters(fn, what)
         self.returns: Any = raw_annotations(fn).get("return", Any)
         self._hints = hints
@@ -217,6 +220,7 @@ def workflow(
     trigger: Collect | Debounce | None = None,
     retry: Retry | None = None,
     timeout: float | timedelta | None = None,
+    schedule: Cron | Every | None = None,
 ) -> _WorkflowDecorator: ...
 
 

@@ -18,7 +18,7 @@ from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import Fragment, dumps, loads
 from pyrula.workflows.errors import ConfigurationError
 
-__all__ = ["CatchUp", "Cron", "Every", "Fires", "Overlap", "Plan", "Trigger", "fires_of"]
+__all__ = ["CatchUp", "Cron", "Every", "Fires", "Overlap", "Plan", "Trigger", "fires_of", "first_fire"]
 
 CatchUp: TypeAlias = Literal["one", "all", "none"]
 Overlap: TypeAlias = Literal["skip", "allow"]

@@ -14,7 +14,7 @@ from pyrula.workflows.codec import encode_message, loads
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError, StoreUnavailable
 from pyrula.workflows.params import Params
-from pyrula.workflows.schedules import Plan, fires_of
+from pyrula.workflows.schedules import Plan, fires_of, first_fire
 from pyrula.workflows.store.lifecycle import TERMINAL
 from pyrula.workflows.store.refusals import RunNotFoundError
 from pyrula.workflows.store.runs import RunStore, Schedule, Submission
@@ -36,12 +36,41 @@ class Firing:
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        declared = False
         while True:
             try:
+                if not declared:
+                    await self.declare()
+                    declared = True
                 await self.fire_due()
             except StoreUnavailable as error:
                 log.debug("schedules can't be looked at: %s", error)
             await asyncio.sleep(self._interval)
+
+    async def declare(self) -> None:
+        """Keep the schedules that the served workflows declare, and drop those which they don't declare any more.
+
+        Raises ConfigurationError for a workflow that can't be started without params."""
+        kept = {schedule.id: schedule for schedule in await self._store.schedules()}
+        for name in {name for name, _ in self._served.pairs}:
+            definition = self._served.find(name, None)
+            assert definition is not None
+            schedule_id = f"workflow:{name}"
+            present = kept.get(schedule_id)
+            if definition.schedule is None:
+                if present is not None:
+                    await self._store.delete_schedule(schedule_id)
+                continue
+            try:
+                Params.of(definition).encode({})
+            except ValueError as error:
+                raise ConfigurationError(f"{error}; schedule= starts it without params") from error
+            plan = Plan(workflow=name, trigger=definition.schedule).encode()
+            if present is None or present.spec != plan:
+                due = first_fire(definition.schedule, self._store.now())
+                revision = 0 if present is None else present.revision
+                # if another worker was first, it has written the same
+                await self._store.put_schedule(Schedule(schedule_id, name, plan, due), expected=revision)
 
     async def fire_due(self) -> int:
         """How many runs were started."""
