@@ -82,6 +82,29 @@ def sample_records(count):
     assert said.count("ValueError: not three") == 2  # in its line, and there
 
 
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt", "GeneratorExit"])
+def test_a_body_that_would_end_the_process_is_tried_again_and_dead_lettered(kind: str) -> None:
+    status, said = dev(
+        f"""
+@workflow(name="exits", retry=Retry(max_attempts=2, initial=0))
+async def exits(ctx, number: int) -> None:
+    if number == 1:
+        raise {kind}
+
+bindings = Binding(exits, topic="numbers", group="g", ordering="partition")
+
+def sample_records(count):
+    return ((b"k", number) for number in range(count))
+""",
+        "--count",
+        "3",
+    )
+    assert status == 0, said
+    assert re.search(r"^  completed +2$", said, re.MULTILINE)
+    assert re.search(r"^  retried +1 ", said, re.MULTILINE)
+    assert f"the body raised {kind}" in said
+
+
 def test_a_record_that_a_run_sent_is_shown() -> None:
     code = """
 @workflow(name="first")
