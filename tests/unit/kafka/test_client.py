@@ -9,6 +9,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.cluster import ClusterMetadata
+from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.errors import (
@@ -18,6 +19,7 @@ from aiokafka.errors import (
     RequestTimedOutError,
     UnknownMemberIdError,
 )
+from aiokafka.producer.message_accumulator import MessageAccumulator
 
 from pyrula.kafka.client import BrokerError, Committed, GroupClient, Membership, MembershipLost, MetadataTooLarge
 from pyrula.kafka.options import KafkaOptions
@@ -75,6 +77,14 @@ def test_names_that_the_client_relies_on() -> None:
     # Looked up at each call, so that a replacement on the object is used.
     assert "await self._do_heartbeat()" in inspect.getsource(GroupCoordinator._heartbeat_routine)
     assert "await self._coordination_task" in inspect.getsource(GroupCoordinator.close)
+    # What is taken out leaves, so the first partition that is left is the one whose batch could not be read.
+    fetched = inspect.getsource(Fetcher.fetched_records)
+    assert "for tp in list(self._records.keys())" in fetched
+    assert "res_or_error.getall(max_records)" in fetched
+    assert "self._max_partition_fetch_bytes)" in inspect.getsource(Fetcher._get_actions_per_node)
+    assert list(inspect.signature(AIOKafkaClient.set_topics).parameters) == ["self", "topics"]
+    assert list(inspect.signature(SubscriptionState.wait_for_assignment).parameters) == ["self"]
+    assert list(inspect.signature(MessageAccumulator.fail_all).parameters) == ["self", "exception"]
     # Whoever sends LeaveGroup must take the generation away, or it would be sent a second time.
     assert "if self.generation > 0" in inspect.getsource(GroupCoordinator._maybe_leave_group)
 
