@@ -39,6 +39,27 @@ def test_of_a_body(tasks: bool, kind: type[BaseException], suspends: bool) -> No
     assert isinstance(outcome.error.__cause__, kind)
 
 
+@exits
+@pytest.mark.parametrize("suspends", [False, True])
+def test_of_a_task_of_a_body(kind: type[BaseException], suspends: bool) -> None:
+    async def child() -> None:
+        if suspends:
+            await asyncio.sleep(0)
+        raise kind(3)
+
+    async def gathers(ctx: Context) -> None:
+        await asyncio.gather(asyncio.sleep(0), child())
+
+    async def groups(ctx: Context) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(child())
+
+    for body in (gathers, groups):
+        outcome, _ = play(body)
+        assert outcome.status == "failed"
+        assert isinstance(outcome.error, Exception)
+
+
 @both
 @exits
 @pytest.mark.parametrize("how", ["async", "suspended", "thread", "inline", "awaitable"])

@@ -16,6 +16,7 @@ from typing import Any
 from zlib import crc32
 
 from pyrula.workflows.engine.desk import Desk
+from pyrula.workflows.engine.exits import Contained
 from pyrula.workflows.engine.mail import Mail, is_cleanup
 from pyrula.workflows.engine.operations import AnsweredOperation, CrewOperation, Promise
 from pyrula.workflows.engine.parking import idle_waits
@@ -119,7 +120,7 @@ class Crew:
         place.told = parent.told
         if parent.alarms:
             place.alarms = parent.armed()
-        task = RunTask(coro, self, place, loop=self.loop, **options)
+        task = RunTask(Contained(coro), self, place, loop=self.loop, **options)
         self._enter(task)
         return task
 

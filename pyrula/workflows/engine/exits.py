@@ -5,10 +5,11 @@ Let through, it would end the process, and the next one as soon as it has the sa
 
 import signal
 import threading
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["EXITS", "OwnExit", "is_interrupt"]
+__all__ = ["EXITS", "Contained", "OwnExit", "is_interrupt"]
 
 EXITS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
@@ -19,6 +20,56 @@ class OwnExit(Exception):
     def __init__(self, error: BaseException, whose: str = "the step") -> None:
         self.kind = type(error).__qualname__
         super().__init__(str(error) or f"{whose} raised {self.kind}")
+
+
+class Contained(Coroutine[Any, Any, Any]):
+    """A coroutine for a task of a body's own: asyncio would pass its exit on to the loop, and so end the process."""
+
+    def __init__(self, coro: Coroutine[Any, Any, Any]) -> None:
+        self._coro = coro
+        self.__qualname__ = getattr(coro, "__qualname__", type(coro).__qualname__)
+
+    def send(self, value: Any) -> Any:
+        try:
+            return self._coro.send(value)
+        except EXITS as error:
+            if is_interrupt(error):
+                raise
+            raise OwnExit(error, "a task of the body") from error
+
+    def throw(self, *error: Any) -> Any:
+        try:
+            return self._coro.throw(*error)
+        except EXITS as raised:
+            if is_interrupt(raised) or raised is error[0]:
+                raise
+            raise OwnExit(raised, "a task of the body") from raised
+
+    def close(self) -> None:
+        self._coro.close()
+
+    def __await__(self) -> Any:
+        return self._coro.__await__()
+
+    def __repr__(self) -> str:
+        return repr(self._coro)
+
+    @property
+    def cr_code(self) -> Any:
+        """As of the coroutine, for the texts of tasks and their stacks."""
+        return getattr(self._coro, "cr_code", None)
+
+    @property
+    def cr_frame(self) -> Any:
+        return getattr(self._coro, "cr_frame", None)
+
+    @property
+    def cr_running(self) -> Any:
+        return getattr(self._coro, "cr_running", False)
+
+    @property
+    def cr_await(self) -> Any:
+        return getattr(self._coro, "cr_await", None) or getattr(self._coro, "gi_yieldfrom", None)
 
 
 def is_interrupt(error: BaseException) -> bool:
