@@ -1,6 +1,7 @@
 """What ctx gives beside steps: instants, messages, sleeps, patches, and what is plain."""
 
 import logging
+import math
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -42,6 +43,10 @@ class Receipt(BaseModel):
     at: datetime
 
 
+class Reading(BaseModel):
+    celsius: float
+
+
 @pytest.mark.usefixtures("prepared")
 @both
 async def test_messages_are_buffered_as_they_will_be_produced(tasks: bool) -> None:
@@ -77,7 +82,8 @@ async def test_messages_are_buffered_as_they_will_be_produced(tasks: bool) -> No
 def test_messages_that_cannot_be_written(tasks: bool) -> None:
     async def body(ctx: Context) -> list[str]:
         refused = []
-        for value, key in ((object(), None), (b"x" * (MAX_VALUE + 1), None), ("x" * MAX_VALUE, None), (1, 1.5)):
+        too_long = ((b"x" * (MAX_VALUE + 1), None), ("x" * MAX_VALUE, None))
+        for value, key in ((object(), None), *too_long, (1, 1.5), (Reading(celsius=math.nan), None)):
             try:
                 await ctx.send("topic", value, key=key)  # type: ignore[arg-type]
             except SerializationError as error:
@@ -87,7 +93,7 @@ def test_messages_that_cannot_be_written(tasks: bool) -> None:
         return refused
 
     outcome, _ = play(body, tasks=tasks)
-    assert len(outcome.value) == 4
+    assert len(outcome.value) == 5
     assert all("'topic'" in text for text in outcome.value)
 
 
