@@ -17,7 +17,7 @@ from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.execution import ChildRequest, Execution
 from pyrula.workflows.replay.journal import Entry, encode_row
 from pyrula.workflows.store.events import encode_event
-from pyrula.workflows.store.messages import Applied, Change, Child, End, Interrupt, Parent, Reply, Unread, Wait
+from pyrula.workflows.store.messages import Applied, Change, Child, End, Interrupt, Parent, Reply, Unread, Wait, wakes
 from pyrula.workflows.store.runs import ClaimedRun, Finished, RunStore, Submission
 from pyrula.workflows.worker.patience import ask_until_answered
 from pyrula.workflows.worker.queued import Queued
@@ -278,6 +278,9 @@ class HeldRun:
             waits = None if self.lost is not None else execution.hold()
             if waits is None:
                 return
+            if self._has_news(waits):
+                execution.go_on()
+                return
             reply = await self.park(waits)
             if reply.parked:
                 execution.parked()
@@ -291,6 +294,12 @@ class HeldRun:
             self.lose(error)
         finally:
             self._parking = None
+
+    def _has_news(self, waits: Sequence[Wait]) -> bool:
+        """Whether the run has been given what it waits for, and has not come to take it: the store would think that
+        it was taken."""
+        given = (unread.message for number, unread in self._unread.items() if number <= self._given)
+        return any(wakes(waits, message.kind, message.name) for message in given)
 
     async def park(self, waits: Sequence[Wait]) -> Reply:
         """Park the run, which stands still. If it can't be, it may move again."""

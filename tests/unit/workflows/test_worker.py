@@ -23,6 +23,7 @@ from pyrula.workflows import (
     workflow,
 )
 from pyrula.workflows.store.messages import Change, Message
+from pyrula.workflows.worker.held import HeldRun
 from pyrula.workflows.worker.served import Served
 from tests.services.waiting import wait_until_async
 
@@ -192,6 +193,27 @@ async def test_a_message_that_comes_while_the_run_is_parked_is_not_lost(moment: 
         run = await client.submit(wait)
         assert await run.result(timeout=10) == "early"
     assert parks == 1
+
+
+async def test_a_message_that_comes_just_before_the_run_is_parked_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    sender = store.twin()
+    quiet = HeldRun._quiet
+    parks = 0
+
+    async def with_news(held: HeldRun) -> None:
+        nonlocal parks
+        parks += 1
+        await quiet(held)
+        if parks == 1:
+            await sender.deliver(held.lease.run_id, Message("signal", "s1", "go", b'"early"'))
+            held.receive(await store.unread(held.lease, 0))
+
+    monkeypatch.setattr(HeldRun, "_quiet", with_news)
+    client = WorkflowClient(sender, poll_interval=0.02)
+    async with working(store, wait):
+        run = await client.submit(wait)
+        assert await run.result(timeout=5) == "early"
 
 
 async def test_a_lost_park_reply_is_asked_for_again() -> None:
