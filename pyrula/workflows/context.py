@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from datetime import datetime, timedelta
 from random import random
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import dumps, encode_message, loads
@@ -32,6 +32,9 @@ __all__ = ["Context"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# A longer sleep of a run that is talked to is waited for where a message can reach it.
+_IN_PLACE_SECONDS: Final = 1.0
 
 Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
@@ -117,7 +120,7 @@ class Context(Talking):
             await self._recorded(op, "sleep", "")
             return
         left = run.time_left(op, "sleep", wanted, moment)
-        if run.talking is not None and left > run.talking.park_after:
+        if run.talking is not None and left > min(_IN_PLACE_SECONDS, run.talking.park_after):
             await Crew.of(run).take_over(SleepOperation("sleep", wanted, moment), op)
             return
         run.in_place = op

@@ -19,7 +19,7 @@ from pyrula.workflows.store.messages import Applied, Child, Interrupt, Kind, Mes
 from pyrula.workflows.store.payloads import encode_query, read_answer
 from tests.engine.rig import dump
 
-SECONDS = 20.0
+SECONDS = 10.0
 
 Definition = WorkflowDefinition[Any, Any]
 

@@ -1,6 +1,7 @@
 """Cancel: told once to every task, at an operation or at the next one; cleanup works; the same again on replay."""
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -133,16 +134,37 @@ async def test_a_step_between_attempts_ends_at_once() -> None:
     async def body(ctx: Context) -> None:
         await ctx.step(fragile)
 
-    for park_after in (1.0, 100.0):
+    for park_after in (1.0, math.inf):
         life = Life(body)
         life.park_after = park_after
         life.begin()
         await life.settle()
         life.send("cancel", message_id="cancel")
-        if park_after == 1.0:
-            assert (await life.end()).status == "cancelled"
-        else:
-            await life.crash()
+        assert (await life.end()).status == "cancelled"
+
+
+async def test_a_time_out_that_goes_off_meanwhile_does_not_hide_it() -> None:
+    calls = Calls()
+    asked = asyncio.Event()
+
+    async def body(ctx: Context) -> None:
+        try:
+            async with ctx.timeout(0.01):
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    asked.set()
+                    await ctx.step(calls, "in time-out")
+        except TimeoutError:
+            await ctx.step(calls, "after it")
+
+    life = Life(body)
+    life.begin()
+    await asked.wait()
+    life.send("cancel", message_id="cancel")
+    outcome = await life.end()
+    assert (outcome.status, list(calls)) == ("cancelled", ["in time-out"])
+    await replay_prefixes(life, outcome)
 
 
 async def test_told_once() -> None:

@@ -134,6 +134,27 @@ async def test_a_handler_that_raises() -> None:
     assert (await life.end()).status == "completed"
 
 
+async def test_a_handler_whose_group_fails() -> None:
+    async def body(ctx: Context) -> None:
+        async def work() -> None:
+            await ctx.wait_for_signal("begin")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(ctx.wait_for_signal("a"))
+                group.create_task(ctx.wait_for_signal("b"))
+
+        ctx.on_update("work", work)
+        await ctx.wait_for_signal("end")
+
+    life = Life(body)
+    life.begin()
+    life.send("update", "work", None, "u1")
+    life.send("signal", "begin")
+    await life.settle()
+    life.send("cancel", message_id="cancel")
+    assert (await life.end()).status == "cancelled"
+    assert b"ExceptionGroup" in life.stored.applied["u1"][0].value
+
+
 async def test_a_handler_asks_for_operations_and_reports_once() -> None:
     calls: list[str] = []
 

@@ -112,7 +112,7 @@ async def _rest(run: Run, op: str, due: float, in_place: bool) -> bool:
     if talking is None or delay <= 0:
         await pause(delay)
         return False
-    if in_place and delay > talking.park_after:
+    if in_place:  # where a message can't reach it
         run.straight = False
         return True
     rests = run.remains.rests

@@ -115,9 +115,7 @@ class Crew:
         self.own = True
         self._serial += 1
         place = Place(parent.next_child(name_of(coro)), self._serial)
-        if self.mail.cancelled and not parent.told:
-            parent.told = is_cleanup()
-        place.told = parent.told
+        place.told = parent.told or (self.mail.cancelled and is_cleanup())
         if parent.alarms:
             place.alarms = parent.armed()
         task = RunTask(Contained(coro), self, place, loop=self.loop, **options)

@@ -105,8 +105,14 @@ class Desk:
             self.letters.setdefault(key, deque()).extend(later)
 
     def reset(self) -> None:
-        """The body begins anew: its handlers aren't there yet."""
+        """The body begins anew: its handlers aren't there yet, and what was restored is in the journal again."""
         self.updates, self.queries, self.pausing, self.held = {}, {}, None, False
+        self._restored = False
+        self.orders = deque(unread for unread in self.orders if unread.number > 0)
+        for key, letters in list(self.letters.items()):
+            self.letters[key] = kept = deque(unread for unread in letters if unread.number > 0)
+            if not kept:
+                del self.letters[key]
 
     def take(self, key: tuple[str, str]) -> Unread:
         """The first letter of that kind and name."""

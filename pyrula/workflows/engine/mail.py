@@ -12,10 +12,12 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from pyrula.workflows.codec import dumps, loads
+from pyrula.workflows.engine.exits import is_interrupt
 from pyrula.workflows.engine.host import Continued
 from pyrula.workflows.engine.letters import LetterOperation
 from pyrula.workflows.engine.operations import CrewOperation
 from pyrula.workflows.engine.places import Place, escaped
+from pyrula.workflows.engine.retry import first
 from pyrula.workflows.engine.run import Run
 from pyrula.workflows.engine.update import Refused, UpdateHandler
 from pyrula.workflows.errors import NonDeterminismError, PyrulaError, RunCancelled
@@ -142,6 +144,8 @@ class Mail:
             handler, args, kwargs = self._handler(message.name, message.payload)
             if self.cancelled:
                 raise Refused(Failure("", "the run was cancelled and takes no more updates"))
+            if self._run.full:
+                raise Refused(Failure("", "the run's journal is full"))
             handler.variables.copy().run(handler.validate, args, kwargs)
         except Refused as refused:
             self._consume(unread)
@@ -187,14 +191,16 @@ class Mail:
             if hasattr(value, "__await__"):
                 value = await value
             data, _ = handler.returns.encode(value, f"update {handler.name!r}")
-        except NonDeterminismError as mismatch:
-            run.stop("paused", mismatch)
-        except Continued:
-            error = PyrulaError("ctx.continue_as_new is asked for by the body, not by an update's handler")
-        except (Exception, RunCancelled, asyncio.CancelledError) as raised:  # noqa: BLE001 - for whoever sent it
+        except BaseException as raised:
+            if is_interrupt(raised):
+                raise
             error = raised
-        finally:
-            del self.handlers[op]
+            mismatch = first(raised, NonDeterminismError)
+            if mismatch is not None:
+                run.stop("paused", mismatch)
+            if first(raised, Continued) is not None:
+                error = PyrulaError("ctx.continue_as_new is asked for by the body, not by an update's handler")
+        del self.handlers[op]
         if run.stopped is None:
             self._report(handler.name, op, update_id, data, error)
             self._crew.call_handler_gone()
@@ -245,8 +251,12 @@ class Mail:
         is cleaning up."""
         if not self.cancelled or place.told:
             return True
-        place.told = True
-        return is_cleanup()
+        if is_cleanup() and not isinstance(sys.exc_info()[1], asyncio.CancelledError):
+            place.told = True
+        elif not is_cleanup():
+            place.told = True
+            return False
+        return True
 
     def may_abort(self) -> bool:
         """Whether the run was cancelled and no task waits at an operation: only a cancellation of its own helps."""

@@ -136,6 +136,11 @@ class Run:
             self._remains = Remains()
         return self._remains
 
+    @property
+    def full(self) -> bool:
+        """Whether its journal is at one of its limits."""
+        return self.journal is not None and _full(self.journal)
+
     def resting(self, op: str) -> float | None:
         """When a step's next attempt is due, while it waits for that."""
         return None if self._remains is None else self._remains.rests.get(op)
@@ -154,7 +159,7 @@ class Run:
         if journal is None:
             self.journal = journal = Journal()
         self.machine = machine = Machine(journal)
-        if len(journal) >= MAX_ENTRIES or journal.size >= MAX_JOURNAL:
+        if _full(journal):
             self.straight = False
         return machine
 
@@ -205,7 +210,7 @@ class Run:
             )
         machine = self.machine or self.begin()
         journal = machine.journal
-        if len(journal) >= MAX_ENTRIES or journal.size >= MAX_JOURNAL:
+        if _full(journal):
             if not machine.left:
                 await self.fail(
                     SerializationError(
@@ -289,6 +294,10 @@ def under_alarm(run: Run) -> NonDeterminismError:
         "is cancelled would depend on a clock, which a replay can't repeat; use `async with ctx.timeout(seconds):`, "
         "whose end is journaled, or the step's own timeout="
     )
+
+
+def _full(journal: Journal) -> bool:
+    return len(journal) >= MAX_ENTRIES or journal.size >= MAX_JOURNAL
 
 
 def _hand_on(own: "asyncio.Future[None]", done: "asyncio.Future[None]") -> None:
