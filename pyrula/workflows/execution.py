@@ -9,13 +9,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
-from copy import copy
 from math import inf
 from typing import Any, Final
 from weakref import finalize
 
 from pyrula.workflows.clock import Clock
-from pyrula.workflows.codec import dumps
 from pyrula.workflows.context import Context
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.engine.attended import Attended, LetGo
@@ -34,10 +32,10 @@ from pyrula.workflows.engine.host import (
     RunHost,
 )
 from pyrula.workflows.engine.install import install, uninstall
-from pyrula.workflows.engine.retry import end_of_kept, first, kept_notes, rows_to_drop, without_end
+from pyrula.workflows.engine.retry import first, without_end
 from pyrula.workflows.engine.run import RUN
 from pyrula.workflows.errors import ConfigurationError, NonDeterminismError, RunCancelled
-from pyrula.workflows.replay.journal import Entry, Journal
+from pyrula.workflows.replay.journal import Journal
 from pyrula.workflows.store.payloads import Failure, encode_refusal
 
 __all__ = [
@@ -203,28 +201,6 @@ class Execution(Attended):
         """Drain, or the lease is lost: `run()` then returns "cut" promptly, whatever the body does."""
         self.stop("cut")
 
-    def retry(self) -> "Execution":
-        """After "failed": the next round, an object of the same class with what its subclass added.
-
-        If the failure came from a step, the journal is cut back to before that step's error, else it is kept whole.
-        """
-        again = copy(self)
-        again.reset()
-        journal = self.journal
-        if journal is not None and self.error is not None:
-            dropped = rows_to_drop(journal, self.error)
-            for index in sorted(dropped, reverse=True):  # a part of the deletions leaves a journal that replays
-                self.host.append(again, index, None)
-            kept = kept_notes(journal.entries(), dropped, [])
-            again.journal = journal = journal.without(dropped)
-            for note in kept:
-                again.write(note)
-        again.attempt = self.attempt + 1
-        again.journal = Journal() if journal is None else journal
-        again.write(Entry("attempt", "", "", "", None, None, dumps(again.attempt)))
-        again.journal = again.journal.without(set())
-        return again
-
     def _returned(self) -> Outcome:
         if self.stopped is None:
             machine = self.machine
@@ -258,22 +234,13 @@ class Execution(Attended):
                     own.__cause__ = error
                     error = own
                 self.stop("failed", error)
-                self._note_failure(error)
+                self.note_failure(error)
         return self._stopped()
 
     def _cancellations(self) -> tuple[type[BaseException], ...]:
         """What a body ends with when it was cancelled."""
         aborted = self.crew is not None and self.crew.cancelled
         return (RunCancelled, asyncio.CancelledError) if aborted else (RunCancelled,)
-
-    def _note_failure(self, error: BaseException) -> None:
-        """Where a retry would go on, for whoever has the run then: it won't have the error."""
-        if self.talking is not None:
-            if self.journal is None:
-                self.begin()
-            assert self.journal is not None
-            end = end_of_kept(self.journal.entries(), error)
-            self.write(Entry("failed", "", "", "", None, None, dumps(end)))
 
     def _stopped(self) -> Outcome:
         status = self.stopped

@@ -1,12 +1,17 @@
-"""A run that can be talked to from outside: messages in, questions answered, and when it may leave the memory."""
+"""What a host does with a run beside running it: messages in, questions answered, parking, and its next round."""
 
 import asyncio
+from copy import copy
 from math import inf
+from typing import Self
 
+from pyrula.workflows.codec import dumps
 from pyrula.workflows.engine.crew import Crew
 from pyrula.workflows.engine.desk import Desk
+from pyrula.workflows.engine.retry import end_of_kept, kept_notes, rows_to_drop
 from pyrula.workflows.engine.run import Run
 from pyrula.workflows.errors import NonDeterminismError, PyrulaError
+from pyrula.workflows.replay.journal import Entry, Journal
 from pyrula.workflows.store.messages import Unread, Wait
 from pyrula.workflows.store.payloads import encode_refusal, failure_of
 
@@ -109,3 +114,34 @@ class Attended(Run):
     def parked(self) -> None:
         """It was: the body is torn down, and `run()` returns "parked"."""
         self.stop("parked")
+
+    def retry(self) -> Self:
+        """After "failed": the next round, an object of the same class with what its subclass added.
+
+        If the failure came from a step, the journal is cut back to before that step's error, else it is kept whole.
+        """
+        again = copy(self)
+        again.reset()
+        journal = self.journal
+        if journal is not None and self.error is not None:
+            dropped = rows_to_drop(journal, self.error)
+            for index in sorted(dropped, reverse=True):  # a part of the deletions leaves a journal that replays
+                self.host.append(again, index, None)
+            kept = kept_notes(journal.entries(), dropped, [])
+            again.journal = journal = journal.without(dropped)
+            for note in kept:
+                again.write(note)
+        again.attempt = self.attempt + 1
+        again.journal = Journal() if journal is None else journal
+        again.write(Entry("attempt", "", "", "", None, None, dumps(again.attempt)))
+        again.journal = again.journal.without(set())
+        return again
+
+    def note_failure(self, error: BaseException) -> None:
+        """Where a retry would go on, for whoever has the run then: it won't have the error."""
+        if self.talking is not None:
+            if self.journal is None:
+                self.begin()
+            assert self.journal is not None
+            end = end_of_kept(self.journal.entries(), error)
+            self.write(Entry("failed", "", "", "", None, None, dumps(end)))
