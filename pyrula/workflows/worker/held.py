@@ -184,6 +184,14 @@ class HeldRun:
             self._given = number
             self.execution.deliver(self._unread[number])
 
+    def take_cancel(self) -> bool:
+        """Whether a cancel is unread; then it counts as read."""
+        for number, unread in self._unread.items():
+            if unread.message.kind == "cancel":
+                self.consume(None, number)
+                return True
+        return False
+
     def look_for_messages(self) -> None:
         """There may be some in the store."""
         self._read_again = True

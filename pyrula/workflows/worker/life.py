@@ -178,6 +178,8 @@ class Lives:
         if claimed.alone:
             await held.write(alone=True)
         execution = self._first_round(held, definition, kwargs)
+        if _between_rounds(execution.journal) and held.take_cancel():
+            return await self._cancel(held, definition)
         while True:
             outcome = await self._round(held, execution, definition)
             await held.stand_still()
@@ -186,6 +188,8 @@ class Lives:
             again = await self._again(held, execution, definition, outcome)
             if again is None:
                 return None if held.parked else await self._end(held, execution, outcome)
+            if held.take_cancel():
+                return await self._cancel(held, definition)
             # not the same object: messages that the last round didn't read are there for this one
             execution = self._execution(held, definition, kwargs, again.journal, again.attempt)
 
@@ -287,9 +291,20 @@ class Lives:
             return None
         return await self._finish(held, execution.definition, outcome)
 
+    async def _cancel(self, held: HeldRun, definition: WorkflowDefinition[Any, Any]) -> Finished:
+        """Between two rounds there is no body that could clean up."""
+        await held.stand_still()
+        return await self._finish(held, definition, Outcome("cancelled"))
+
     async def _finish(self, held: HeldRun, definition: WorkflowDefinition[Any, Any], outcome: Outcome) -> Finished:
         held.event(None, outcome.status, **event_of(outcome))
         return await held.finish(end_of(outcome, definition, held.lease.run_id))
+
+
+def _between_rounds(journal: Journal | None) -> bool:
+    """Whether a further round was decided on and has written nothing yet."""
+    rows = [] if journal is None else journal.entries()
+    return bool(rows) and rows[-1][1].kind == "attempt" and rows[-1][1].op == ""
 
 
 def _too_long(definition: WorkflowDefinition[Any, Any]) -> RunTimeout:

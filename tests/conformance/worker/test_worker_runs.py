@@ -1,6 +1,7 @@
 """A worker executes submitted runs: to their end, once, in rounds, and over its own end."""
 
 import asyncio
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -234,6 +235,60 @@ async def test_cancel_while_sleeping_and_while_queued(workers: Workers) -> None:
     with pytest.raises(DurableInvocationCancelled):
         await run.result(timeout=timedelta(seconds=5))
     assert "q" not in charged
+
+
+@step(retry=Retry(max_attempts=1))
+def block(seconds: float) -> None:
+    time.sleep(seconds)
+    charged["block"] = charged.get("block", 0) + 1
+
+
+@step(retry=Retry(max_attempts=1))
+async def once_bad(name: str) -> str:
+    charged[name] = charged.get(name, 0) + 1
+    if charged[name] == 1:
+        raise ValueError("bad at first")
+    return name
+
+
+@workflow(name="worker_repaired")
+async def repaired(ctx: Context) -> list[str]:
+    return [await ctx.step(charge, "a"), await ctx.step(once_bad, "bad")]
+
+
+@workflow(name="worker_cleanup")
+async def cleanup(ctx: Context) -> None:
+    try:
+        await ctx.step(block, 0.3)
+        await ctx.step(charge, "after")
+    finally:
+        await ctx.step(charge, "cleanup")
+
+
+async def test_retry_of_a_failed_run_keeps_its_steps(workers: Workers) -> None:
+    worker = workers.start(repaired)
+    run = await worker.client.submit(repaired)
+    with pytest.raises(DurableInvocationError, match="bad at first"):
+        await run.result(timeout=10)
+    await run.retry()
+    assert await run.result(timeout=10) == ["ch_a", "bad"]
+    assert charged == {"a": 1, "bad": 2}
+
+
+async def test_cancel_in_a_step_lets_it_finish_and_the_body_clean_up_once(workers: Workers) -> None:
+    worker = workers.start(cleanup)
+    run = await worker.client.submit(cleanup)
+    await wait_until_async(lambda: worker.held, description="the run to be held")
+    assert await run.cancel() == "cancelled"
+    assert await run.cancel() == "cancelled"
+    assert charged == {"block": 1, "cleanup": 1}
+
+
+async def test_cancel_of_a_run_in_its_delay_between_rounds(workers: Workers) -> None:
+    worker = workers.start(slow_rounds, park_after=0)
+    run = await worker.client.submit(slow_rounds, {"order": "a"})
+    await wait_until_async(lambda: _is(run, "retrying"), description="the run to be parked")
+    assert await run.cancel() == "cancelled"
 
 
 async def _is(run: Any, status: str) -> bool:
