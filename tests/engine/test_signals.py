@@ -186,6 +186,70 @@ async def _set_by_nobody(done: asyncio.Event) -> None:
     await asyncio.sleep(60)
 
 
+async def test_a_body_that_waits_for_what_its_update_handlers_do() -> None:
+    async def body(ctx: Context, what: str) -> list[Any]:
+        queue: asyncio.Queue[int] = asyncio.Queue()
+        seen: list[int] = []
+        ready = asyncio.Condition()
+
+        async def add(item: int) -> None:
+            queue.put_nowait(item)
+            async with ready:
+                seen.append(item)
+                ready.notify_all()
+
+        ctx.on_update("add", add)
+        if what == "queue":
+            return [await queue.get(), await queue.get()]
+        async with ready:
+            await ready.wait_for(lambda: len(seen) == 2)
+        return seen
+
+    for what in ("queue", "condition"):
+        life = Life(body, what)
+        life.begin()
+        for item in (1, 2):
+            await life.settle()
+            assert await life.park() == (("signal", "", None),)
+            life.stored.put("update", "add", item)
+            life.begin()
+        assert (await life.end()).value == [1, 2]
+
+
+async def test_a_body_that_waits_for_nothing_stays() -> None:
+    async def body(ctx: Context) -> None:
+        ctx.on_query("x", lambda: 1)
+        await ctx.step(_nothing)
+        await asyncio.Event().wait()
+
+    life = Life(body)
+    life.begin()
+    await life.settle()
+    assert await life.query("x") == 1
+    assert life.execution.hold() is None
+    await life.crash()
+
+
+async def _nothing() -> None: ...
+
+
+async def test_a_body_that_is_not_talked_to_keeps_the_short_way() -> None:
+    async def body(ctx: Context) -> Any:
+        await ctx.step(_nothing)
+        await ctx.sleep(0.001)
+        ctx.on_query("x", lambda: 1)
+        await asyncio.sleep(0)
+        await ctx.step(_nothing)
+        return await ctx.now()
+
+    life = Life(body)
+    life.begin()
+    life.send("signal", "early")
+    assert (await life.end()).status == "completed"
+    assert life.execution.crew is None
+    assert [unread.message.name for unread in life.stored.inbox] == ["early"]
+
+
 async def test_a_group_of_waits_is_parked() -> None:
     async def body(ctx: Context) -> list[Any]:
         async with asyncio.TaskGroup() as group:

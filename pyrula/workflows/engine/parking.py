@@ -1,13 +1,17 @@
 """Whether a run may leave the memory: it is settled, and all that could bring it on is kept in its store."""
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 from pyrula.workflows.engine.operations import CrewOperation, Deliverer
 from pyrula.workflows.engine.waits import Waits
 from pyrula.workflows.store.messages import Wait
 
 __all__ = ["idle_waits"]
+
+
+# No signal is called so: what wakes such a run is an update, as it does any run.
+_AN_UPDATE: Final = (Wait("signal", ""),)
 
 
 class Idle(Deliverer, Protocol):
@@ -23,7 +27,7 @@ def idle_waits(crew: Idle, tasks: Waits, park_after: float) -> tuple[Wait, ...] 
     """The durable waits in order of request, time-outs last, if there is nothing else and each of them lasts longer
     than `park_after`. The crew is settled, with nothing to deliver."""
     operations = crew.waiting()
-    if not operations or crew.run.in_place is not None or crew.run.still_alive():
+    if crew.run.in_place is not None or crew.run.still_alive():
         return None
     waits: list[Wait] = []
     limits: list[Wait] = []
@@ -37,4 +41,7 @@ def idle_waits(crew: Idle, tasks: Waits, park_after: float) -> tuple[Wait, ...] 
         resting += wait.kind == "retry"
     if len(crew.executing) > resting or tasks.hold():
         return None
-    return (*waits, *limits)
+    desk = crew.run.desk
+    if not operations and desk is not None and desk.updates:
+        return _AN_UPDATE
+    return (*waits, *limits) or None

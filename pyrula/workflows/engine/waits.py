@@ -8,6 +8,7 @@ import asyncio.locks
 import asyncio.queues
 import asyncio.taskgroups
 import asyncio.tasks
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Final
 
@@ -19,6 +20,11 @@ __all__ = ["Waits"]
 
 _SHARED_MODULES: Final = tuple(vars(module) for module in (asyncio.locks, asyncio.queues, asyncio.taskgroups))
 _WAIT: Final = getattr(asyncio.tasks._wait, "__code__", None)  # type: ignore[attr-defined]  # noqa: SLF001
+# What a body waits on for its own tasks and update handlers. Locks and semaphores are often shared with other runs.
+_OF_THE_RUN: Final = frozenset(
+    function.__code__
+    for function in (asyncio.Event.wait, asyncio.Condition.wait, asyncio.Queue.get, asyncio.Queue.join)
+)
 _GATHERING: Final = asyncio.tasks._GatheringFuture  # type: ignore[attr-defined]  # noqa: SLF001
 
 
@@ -49,24 +55,29 @@ class Waits:
         return self._first(Kind.SHARED)
 
     def hold(self) -> str | None:
-        """The name of a task that keeps the run in memory: it waits on something outside, or a lock or queue, and one
-        that the run shares with others could not wake it once it was parked."""
+        """The name of a task that keeps the run in memory, since what it waits for may come from outside of the run.
+
+        An event, a condition or a queue that the workflow's own code waits on is taken for the run's own.
+        """
         for place in self._elsewhere.values():
             task = place.task
             if task is None or task.done():
                 continue
             waiter = task._fut_waiter  # type: ignore[attr-defined]  # noqa: SLF001
-            if self._judge(waiter, place.coro) is not Kind.OWN and not self._group(place.coro):
+            if self._judge(waiter, place.coro) is not Kind.OWN and not self._private(place.coro):
                 return task.get_name()
         return None
 
-    def _group(self, coro: Any) -> bool:
-        """Whether it waits at the end of a TaskGroup, for tasks of the run."""
-        frame = getattr(_innermost(coro), "cr_frame", None)
-        if frame is None or frame.f_globals is not vars(asyncio.taskgroups):
+    def _private(self, coro: Any) -> bool:
+        """Whether it waits at the end of a TaskGroup for tasks of the run, or for something that the run will do."""
+        frames = [frame for inner in _chain(coro) if (frame := getattr(inner, "cr_frame", None)) is not None]
+        if not frames:
             return False
-        tasks = getattr(frame.f_locals.get("self"), "_tasks", ())
-        return all(self._own(task) for task in tasks)
+        if frames[-1].f_globals is vars(asyncio.taskgroups):
+            return all(self._own(task) for task in getattr(frames[-1].f_locals.get("self"), "_tasks", ()))
+        asking = [frame for frame in frames if all(frame.f_globals is not module for module in _SHARED_MODULES)]
+        own = getattr(self._run.definition.fn, "__globals__", None)
+        return frames[-1].f_code in _OF_THE_RUN and bool(asking) and asking[-1].f_globals is own
 
     def _first(self, kind: Kind) -> str | None:
         for serial, place in self._elsewhere.items():
@@ -108,11 +119,16 @@ class Waits:
 
 
 def _innermost(coro: Any) -> Any:
-    while True:
-        inner = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)
-        if inner is None or not (hasattr(inner, "cr_await") or hasattr(inner, "gi_yieldfrom")):
-            return coro
+    for inner in _chain(coro):
         coro = inner
+    return coro
+
+
+def _chain(coro: Any) -> Iterator[Any]:
+    """The coroutine, the one it waits for, and so on."""
+    while hasattr(coro, "cr_await") or hasattr(coro, "gi_yieldfrom"):
+        yield coro
+        coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)
 
 
 def _shielded(waiter: Any) -> Any:
