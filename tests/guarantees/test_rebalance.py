@@ -7,7 +7,6 @@ from collections.abc import Callable
 from tests.guarantees.members import SOAK, Members
 from tests.guarantees.observers import done, out_of_order, overlaps, repeated_steps, skipped
 from tests.services.process import WorkerProcess
-from tests.services.waiting import wait_until
 
 NewGroup = Callable[..., Members]
 
@@ -142,7 +141,8 @@ def test_a_quick_return_waits_for_the_thread_of_the_former_body(new_group: NewGr
     with new_group(partitions=2) as group:
         options = {"drain_timeout": 0.5}
         stays, leaves = (group.start("in thread", 4, options=options) for _ in range(2))
-        wait_until(lambda: group.topics.members(group.topic) == 2, description="two members", timeout=20)
+        for member in (stays, leaves):
+            member.wait_for_line("1 partitions assigned")
         group.produce(1, partition=0)
         group.produce(1, partition=1)
         group.wait_for("start", count=4)  # step 1, then the step in a thread, of each

@@ -27,6 +27,13 @@ from tests.services.waiting import wait_until
 
 _T = TypeVar("_T")
 _TIMEOUT = 30.0
+# A group that doesn't exist, and what a broker says of any group while it has only just started.
+_NO_GROUP_YET = (
+    KafkaError.GROUP_ID_NOT_FOUND,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+)
 # A topic whose every segment may be compacted at once; the segment being written never is.
 COMPACTED = {
     "cleanup.policy": "compact",
@@ -197,7 +204,7 @@ class Topics:
         try:
             description = self._admin.describe_consumer_groups([group])[group].result(_TIMEOUT)
         except KafkaException as failure:
-            if failure.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+            if failure.args[0].code() in _NO_GROUP_YET:
                 return 0
             raise
         return len(description.members)
