@@ -9,7 +9,6 @@ import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from pyrula.kafka.binding import Binding, check_bindings
 from pyrula.kafka.consume import GroupConsumer
@@ -20,13 +19,13 @@ from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.outputs import Outputs
 from pyrula.kafka.partition import Partition
 from pyrula.kafka.replayers import Replayers
-from pyrula.kafka.signals import process_signals
 from pyrula.kafka.stalls import StallWatch
 from pyrula.kafka.topics import TopicWatch
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import ConfigurationError
-from pyrula.workflows.execution import install, uninstall
 from pyrula.workflows.group_commit import GroupCommit
+from pyrula.workflows.loops import give_back, prepare
+from pyrula.workflows.signals import process_signals
 from pyrula.workflows.store.port import SourceStore
 
 log = logging.getLogger("pyrula.kafka")
@@ -106,7 +105,7 @@ class KafkaWorker:
         the body's own that asyncio.run waits for, say), it is ended then.
         """
         loop = self._loop = asyncio.get_running_loop()
-        _prepare(loop)
+        prepare(loop)
         longest = max(options.drain_timeout for options in self._clusters.values())
         forget_signals = process_signals.watch(loop, self.stop, longest)
         stalls = StallWatch(min(options.session_timeout for options in self._clusters.values()))
@@ -121,7 +120,7 @@ class KafkaWorker:
             finally:
                 stalls.stop()
                 forget_signals()
-                _give_back(loop)
+                give_back(loop)
 
     def stats(self) -> list[BindingStats]:
         """Counters and gauges of each binding, as of now."""
@@ -295,18 +294,3 @@ async def _all_of(endings: Iterable[Coroutine[Any, Any, None]]) -> None:
     for answer in await asyncio.gather(*endings, return_exceptions=True):
         if isinstance(answer, Exception):
             log.error("a part of the worker did not end cleanly", exc_info=answer)
-
-
-def _prepare(loop: asyncio.AbstractEventLoop) -> None:
-    install(loop)
-    _working[loop] = _working.get(loop, 0) + 1
-
-
-def _give_back(loop: asyncio.AbstractEventLoop) -> None:
-    """Workers may share a loop: the last one to end leaves it as the first one found it."""
-    _working[loop] -= 1
-    if not _working[loop]:
-        uninstall(loop)
-
-
-_working: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()

@@ -76,7 +76,7 @@ async def test_the_binding_says_what_waits(rig: Rig, ordering: str) -> None:
         assert len(began) == 20
     most_of_a_key, most_of_a_partition = max(keys.most.values()), max(partitions.most.values())
     if ordering == "unordered":
-        assert most_of_a_key > 10
+        assert most_of_a_key > 1
     else:
         assert most_of_a_key == 1
         assert all(began == sorted(began) for began in keys.began.values())
