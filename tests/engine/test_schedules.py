@@ -210,12 +210,13 @@ class Case:
         elif kind == "park":
             await self.park()
         elif kind == "crash":
+            await life.query("trace")  # it has come to rest
             await life.settle()
-            trace = list(world.trace)
+            trace = await life.query("trace")
             await self.let_go(whole=True)
             self.begin()
-            await self.life.settle()
-            assert self.world.trace[: len(trace)] == trace, (self.world.trace, trace)
+            again = await life.query("trace")
+            assert again[: len(trace)] == trace, (again, trace)
         elif kind == "cut":
             await self.let_go(whole=False)
             self.begin()

@@ -156,6 +156,21 @@ async def test_what_comes_while_the_run_is_held_is_delivered_when_it_goes_on() -
     assert (await life.end()).value == 1
 
 
+async def test_a_run_that_was_just_sent_what_it_waits_for_is_not_parked() -> None:
+    async def body(ctx: Context) -> Any:
+        ctx.on_update("add", print)
+        return await ctx.wait_for_signal("go")
+
+    life = Life(body)
+    life.begin()
+    for kind, name, parked in (("signal", "other", True), ("update", "none", False), ("signal", "go", False)):
+        await life.settle()
+        life.send(kind, name)  # type: ignore[arg-type]
+        assert (life.execution.hold() is not None) is parked
+        life.execution.go_on()
+    assert (await life.end()).status == "completed"
+
+
 async def test_a_body_at_a_plain_await_or_a_lock_stays_in_memory() -> None:
     lock = asyncio.Lock()
     await lock.acquire()

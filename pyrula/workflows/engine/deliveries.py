@@ -254,7 +254,7 @@ class Deliveries(ABC):
 
     def idle_waits(self, park_after: float) -> tuple[Wait, ...] | None:
         """What the run waits for, if it stands still until one of these brings it on."""
-        if not self.live or not self.quiet or self._completed:
+        if not self.live or not self.quiet or self._completed or self.mail.pending:
             return None
         return idle_waits(self, self._waits, park_after)
 

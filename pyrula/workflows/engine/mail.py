@@ -100,6 +100,16 @@ class Mail:
             self._cancel(running)
         return True
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is a message that can be delivered once the run is settled."""
+        desk = self._run.desk
+        if desk is None:
+            return False
+        if any(not (self.ending and order.message.kind == "update") for order in desk.orders):
+            return True
+        return any(isinstance(op, LetterOperation) and op.key in desk.letters for op in self._waiting())
+
     def _addressee(self) -> LetterOperation | None:
         """The operation whose message came first. Drops the answers to interrupts that were given up."""
         desk = self._run.desk
