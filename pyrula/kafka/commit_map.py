@@ -1,11 +1,12 @@
 """The text in an offset commit's metadata: which records above the committed offset are done, and of which log.
 
-    pyrula1:<base64url of: checksum, flags, committed offset, store, witness, ranges>
+    pyrula1:<base64url of: checksum, flags, committed offset, store, witness, anchor, ranges>
 
 A map is a promise not to run records again, so what can't be trusted is refused whole: text of others, damage, a newer
 format, a map that was written for another committed offset, claims at or past the end of the log. Such metadata costs a
 replay; a wrong map would cost records. Any part of a map is valid, so what doesn't fit is left out, highest first. Only
-offsets up to the witness are claimed, since it is by the witness that the log is known again.
+offsets up to the witness are claimed, since it is by the witness that the log is known again. If it isn't, the anchor,
+a record below the committed offset, tells a log that was cut from one that was made again.
 
 Pure. Time and memory of both ways grow with the length of the text only, never with the numbers written in it. The
 bytes are described in docs/formats.md.
@@ -32,6 +33,8 @@ _OURS = re.compile(r"pyrula([0-9]{1,9}):")
 
 _KIND, _RUNS, _BITS = 0b11, 1, 2
 _WITNESS, _NULL_KEY, _NULL_VALUE = 0b100, 0b1000, 0b10000
+# The anchor's flags are those of the witness, three bits higher.
+_ANCHOR_BITS = 3
 _STORE_BYTES = 8
 
 
@@ -43,6 +46,7 @@ class CommitMap:
     ranges: tuple[Range, ...]
     witness: Witness | None
     store: bytes
+    anchor: Witness | None = None
 
     def written_with(self, instance: str) -> bool:
         """True if the journal was in the store with this instance id when the commit was made."""
@@ -51,19 +55,30 @@ class CommitMap:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Metadata that is not used, and why: "none" when there is no text at all, else words for a warning."""
+    """Metadata that is not used, and why: "none" when there is no text at all, else words for a warning.
+
+    `anchor` is that of a map of ours that tells of more than the log has.
+    """
 
     reason: str
+    anchor: Witness | None = None
 
 
 def encode(
-    committed: int, ranges: Sequence[Range], witness: Witness | None, instance: str, limit: int = DEFAULT_LIMIT
+    committed: int,
+    ranges: Sequence[Range],
+    witness: Witness | None,
+    instance: str,
+    limit: int = DEFAULT_LIMIT,
+    *,
+    anchor: Witness | None = None,
 ) -> str:
     """The metadata for a commit at `committed`: ASCII, at most `limit` bytes, with as many of `ranges` as fit.
 
     `ranges` are ascending, half-open and do not touch, as ``OffsetTracker.done_above`` gives them. `witness` is a
-    record at or above the last offset they cover; what lies above it is left out (without a witness, everything). Under
-    some 40 bytes of limit nothing fits, and the text is empty.
+    record at or above the last offset they cover; what lies above it is left out (without a witness, everything).
+    `anchor` is a record below `committed`, left out where the witness is one itself. Under some 40 bytes of limit
+    nothing fits, and the text is empty.
     """
     room = (min(limit, LONGEST) - len(_MAGIC)) * 3 // 4
     store = _store_digest(instance)
@@ -73,6 +88,10 @@ def encode(
     body = bare
     if witness is not None:
         flags, packed = _pack_witness(witness)
+        if anchor is not None and anchor.offset < committed <= witness.offset:
+            more, anchored = _pack_witness(anchor)
+            if len(bare) + len(packed) + len(anchored) <= room:
+                flags, packed = flags | more << _ANCHOR_BITS, packed + anchored
         head = _sealed(flags, committed, store, packed, b"")
         if len(head) <= room:
             kind, claims = _pack_ranges(committed, _within(ranges, committed, witness.offset + 1), room - len(head))
@@ -99,7 +118,7 @@ def decode(text: str | None, committed: int, end: int) -> CommitMap | Foreign:
         return Foreign(f"it was written for a commit at offset {read.committed}, and this one is at {committed}")
     highest = max(read.ranges[-1][1] if read.ranges else 0, 0 if read.witness is None else read.witness.offset + 1)
     if highest > end:
-        return Foreign(f"it tells of offset {highest - 1}, and the log ends at {end}")
+        return Foreign(f"it tells of offset {highest - 1}, and the log ends at {end}", read.anchor)
     return read
 
 
@@ -115,11 +134,12 @@ def _read(text: str) -> CommitMap:
     flags = body[4]
     committed, at = _number(body, 5)
     store, at = body[at : at + _STORE_BYTES], at + _STORE_BYTES
-    if len(store) != _STORE_BYTES or flags >= _NULL_VALUE << 1:
+    if len(store) != _STORE_BYTES:
         raise ValueError
-    witness = None
-    if flags & _WITNESS:
-        witness, at = _unpack_witness(body, at, flags)
+    witness, at = _unpack_witness(body, at, flags)
+    anchor, at = _unpack_witness(body, at, flags >> _ANCHOR_BITS)
+    if anchor is not None and (witness is None or not anchor.offset < committed <= witness.offset):
+        raise ValueError
     ranges: tuple[Range, ...] = ()
     kind = flags & _KIND
     if kind == _RUNS:
@@ -130,7 +150,7 @@ def _read(text: str) -> CommitMap:
         raise ValueError
     if ranges and (witness is None or ranges[-1][1] > witness.offset + 1):
         raise ValueError
-    return CommitMap(committed, ranges, witness, store)
+    return CommitMap(committed, ranges, witness, store, anchor)
 
 
 def _sealed(flags: int, committed: int, store: bytes, witness: bytes, claims: bytes) -> bytes:
@@ -181,7 +201,11 @@ def _pack_witness(witness: Witness) -> tuple[int, bytes]:
     return flags, packed + b"".join(crc.to_bytes(4, "big") for crc in (key, value) if crc is not None)
 
 
-def _unpack_witness(body: bytes, at: int, flags: int) -> tuple[Witness, int]:
+def _unpack_witness(body: bytes, at: int, flags: int) -> tuple[Witness | None, int]:
+    if not flags & _WITNESS:
+        if flags & (_NULL_KEY | _NULL_VALUE):
+            raise ValueError
+        return None, at
     offset, at = _number(body, at)
     zigzag, at = _number(body, at)
     crcs: list[int | None] = []

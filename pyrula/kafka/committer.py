@@ -110,7 +110,8 @@ class Committer:
         tracker = partition.tracker
         committed = tracker.committable()
         store, limit = self._store.instance_id, self._client.metadata_limit
-        text = encode(committed, tracker.done_above(), partition.witness(), store, limit)
+        anchor = partition.anchor(committed)
+        text = encode(committed, tracker.done_above(), partition.witness(), store, limit, anchor=anchor)
         return Committed(committed, text)
 
     def _prune_soon(self, partitions: list[Partition]) -> None:

@@ -321,6 +321,7 @@ class GroupConsumer:
             tracker=OffsetTracker(opened.start, opened.done),
             rows=opened.claim.rows,
             known=opened.known,
+            anchor=opened.anchor,
             commits=self._commits,
             bounds=self._bounds(),
             fetch=fetch,

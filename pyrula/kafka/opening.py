@@ -36,6 +36,7 @@ class Opened:
     start: int
     done: tuple[tuple[int, int], ...]
     known: Witness | None
+    anchor: Witness | None
     lost: int
 
 
@@ -166,8 +167,8 @@ class Opener:
 
     def _smaller(self, start: "_Start") -> Committed:
         done, witness = (start.map.ranges, start.map.witness) if isinstance(start.map, CommitMap) else ((), None)
-        text = encode(start.offset, done, witness, self._store.instance_id, self._client.metadata_limit)
-        return Committed(start.offset, text)
+        store, limit = self._store.instance_id, self._client.metadata_limit
+        return Committed(start.offset, encode(start.offset, done, witness, store, limit, anchor=start.map.anchor))
 
     def _where(self, tp: TopicPartition, committed: Committed | None, first: int, end: int) -> "_Start | NotOpened":
         """The offset to start from, and the map of what is done above it."""
@@ -235,13 +236,15 @@ class Opener:
         witness = known
         if witness is None and claim.rows and claim.witness is not None:
             witness = Witness.from_bytes(claim.witness)
-        if witness is not None and not await self._same_log(tp, witness, start):
-            told = f"offset {witness.offset} holds another record than before: the topic was made again or its log cut"
-            if known is not None and known.offset < offset:
-                # Not only the records above the committed offset are others, so it says nothing of this log.
-                if self._bindings[tp].on_out_of_range == "stop":
-                    return NotOpened(_stopped(tp, told))
-                offset = start.first
+        anchor = start.map.anchor
+        other = None if witness is None or await self._same_log(tp, witness, start) else witness
+        if (other or isinstance(start.map, Foreign)) and (below := await self._made_again(tp, start, other)):
+            other, offset, anchor = below, start.first, None
+        if other is not None:
+            told = f"offset {other.offset} holds another record than before: the log was "
+            told += "cut" if offset == start.offset else "made again"
+            if offset != start.offset and self._bindings[tp].on_out_of_range == "stop":
+                return NotOpened(_stopped(tp, told))
             log.warning(
                 "%s[%d]: %s. Completion map and journal of the former log are not used; processing starts at %d",
                 tp.topic, tp.partition, told, offset
@@ -254,7 +257,14 @@ class Opener:
                 tp, offset, claim.below
             )  # fmt: skip
             offset = claim.below
-        return Opened(claim, offset, done, known, start.lost)
+        return Opened(claim, offset, done, known, anchor, start.lost)
+
+    async def _made_again(self, tp: TopicPartition, start: "_Start", other: Witness | None) -> Witness | None:
+        """The record below the committed offset that is another one now, so that the offset isn't of this log."""
+        if other is not None and isinstance(start.map, CommitMap) and other.offset < start.offset:
+            return other
+        anchor = start.map.anchor
+        return None if anchor is None or await self._same_log(tp, anchor, start) else anchor
 
     async def _same_log(self, tp: TopicPartition, witness: Witness, start: "_Start") -> bool:
         """Whether the witness is still where it was. Compacted or expired: nothing speaks against it."""

@@ -90,6 +90,7 @@ class Partition:
         tracker: OffsetTracker,
         rows: Sequence[Row],
         known: Witness | None,
+        anchor: Witness | None = None,
         commits: GroupCommit,
         bounds: Bounds,
         fetch: Callable[[bool], None],
@@ -126,6 +127,8 @@ class Partition:
         self._highest: Raw | None = None
         self._top: Raw | None = None
         self._known = known
+        self._anchor = anchor
+        self._next_anchor: Raw | None = None
         self._holds = 0
         self._fetch = fetch
         self._fenced = fenced
@@ -137,6 +140,8 @@ class Partition:
         """Take records that were read, in offset order; those known to be done are dropped here."""
         tracker = self.tracker
         mapped = tracker.has_map
+        if self._next_anchor is None:
+            self._next_anchor = records[0]
         tracker.extend([record.offset for record in records])
         if mapped:
             records = [record for record in records if not tracker.is_done(record.offset)]
@@ -273,6 +278,14 @@ class Partition:
         if top is None or (known is not None and known.offset > top.offset):
             return known
         return Witness(top.offset, fingerprint(top))
+
+    def anchor(self, committed: int) -> Witness | None:
+        """A record below `committed`, the offset of the commit that is about to be made: the first one of a batch, now
+        and then, since no record is kept once it is done."""
+        record = self._next_anchor
+        if record is not None and record.offset < committed:
+            self._anchor, self._next_anchor = Witness(record.offset, fingerprint(record)), None
+        return self._anchor
 
     def pruned(self, below: int) -> None:
         """The store dropped what it held under `below`."""

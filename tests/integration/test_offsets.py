@@ -6,6 +6,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
+from zlib import crc32
 
 import pytest
 
@@ -78,6 +79,26 @@ async def test_metadata_that_cannot_be_trusted_costs_no_record(
     assert seen.runs == Counter(range(3, RECORDS))
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and said in r.getMessage()]
     assert len(warnings) == 1, caplog.text
+
+
+@pytest.mark.parametrize("cut", [True, False])
+async def test_a_log_that_was_cut_is_told_from_one_made_again(
+    rig: Rig, caplog: pytest.LogCaptureFixture, cut: bool
+) -> None:
+    """Another record than before above the committed offset; below it the same one if the log was only cut."""
+    await rig.create()
+    await rig.produce(Message(None, value, timestamp_ms=1_700_000_000_000) for value in numbered(RECORDS))
+    print_of = "18bcfe56800.~.{:08x}".format
+    anchor = Witness(2, print_of(crc32(b"2" if cut else b"x")))
+    text = encode(3, [(4, 6)], Witness(5, print_of(crc32(b"x"))), "a store", anchor=anchor)
+    await asyncio.to_thread(rig.topics.commit, rig.group, rig.topic, {0: Committed(3, text)})
+    seen = Seen()
+    first = 3 if cut else 0
+    async with rig.running(rig.binding(seen.workflow)):
+        await rig.until(lambda: len(seen.runs) == RECORDS - first, "the records to run")
+        await rig.until_drained()
+    assert seen.runs == Counter(range(first, RECORDS))
+    assert f"processing starts at {first}" in caplog.text
 
 
 async def test_a_failed_record_is_never_overtaken(rig: Rig) -> None:

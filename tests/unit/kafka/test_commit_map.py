@@ -167,6 +167,37 @@ def test_a_limit_too_low_for_anything_gives_no_text_and_no_error(limit: int) -> 
     assert text or limit < SMALLEST
 
 
+@settings(max_examples=300, deadline=None)
+@given(maps(), limits, st.integers(0, TOP - 1), st.sampled_from(["0.~.~", "-1.~.00000001", PRINT]))
+def test_an_anchor_comes_back_where_it_says_more_than_the_witness(
+    written: Any, limit: int, offset: int, fingerprint: str
+) -> None:
+    committed, ranges, witness = written
+    anchor = Witness(offset % committed if committed else 0, fingerprint)
+    text = encode(committed, ranges, witness, INSTANCE, limit, anchor=anchor)
+    assert len(text) <= limit
+    if not text:
+        return
+    found = own(text, committed)
+    assert found.anchor in (None, anchor)
+    if limit >= 256:
+        assert (found.anchor is not None) == (anchor.offset < committed <= witness.offset)
+    assert covered_by(found.ranges, ranges)
+
+
+def covered_by(some: Sequence[Range], ranges: Sequence[Range]) -> bool:
+    return all(any(start <= low and high <= end for start, end in ranges) for low, high in some)
+
+
+def test_the_anchor_of_a_map_past_the_end_is_told() -> None:
+    anchor = Witness(90, PRINT)
+    text = encode(100, [(102, 110)], Witness(130, PRINT), INSTANCE, anchor=anchor)
+    found = decode(text, 100, 120)
+    assert isinstance(found, Foreign)
+    assert found.anchor == anchor
+    assert own(text, 100).anchor == anchor
+
+
 VALID = encode(100, [(102, 110), (120, 121)], Witness(130, PRINT), INSTANCE)
 
 
@@ -236,7 +267,7 @@ def test_random_text_is_ignored(text: str) -> None:
 
 
 @settings(max_examples=500)
-@given(st.integers(0, 31), st.binary(max_size=60))
+@given(st.integers(0, 255), st.binary(max_size=60))
 @example(7, b"")
 def test_what_a_foreign_program_seals_is_refused_or_a_map_of_this_form(flags: int, rest: bytes) -> None:
     """Damage that the checksum can't see, as a bug in another version would make it."""
@@ -282,6 +313,10 @@ def test_the_forms_are_read_byte_by_byte(body: bytes, ranges: tuple[Range, ...])
         bytes([BARE, 100]) + WITNESSED + b"\x00",
         bytes([BARE | 0b11, 100]) + WITNESSED,
         bytes([BARE | 0b100000, 100]) + WITNESSED,
+        bytes([BARE | 0b1000000, 100]) + WITNESSED,
+        bytes([BARE | 0b11100000, 100]) + WITNESSED + b"\x64\x00",
+        bytes([0b11100000, 100]) + b"storestr" + b"\x10\x00",
+        bytes([0b1000, 100]) + b"storestr",
         bytes([BARE, 0xE4, 0x00]) + WITNESSED,
         bytes([0, 100]) + b"storest",
         bytes([0, 100]) + b"storestr" + b"x",
