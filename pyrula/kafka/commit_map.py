@@ -77,8 +77,8 @@ def encode(
 
     `ranges` are ascending, half-open and do not touch, as ``OffsetTracker.done_above`` gives them. `witness` is a
     record at or above the last offset they cover; what lies above it is left out (without a witness, everything).
-    `anchor` is a record below `committed`, left out where the witness is one itself. Under some 40 bytes of limit
-    nothing fits, and the text is empty.
+    `anchor` is a record below `committed` and the witness. Under some 40 bytes of limit nothing fits, and the text is
+    empty.
     """
     room = (min(limit, LONGEST) - len(_MAGIC)) * 3 // 4
     store = _store_digest(instance)
@@ -88,7 +88,7 @@ def encode(
     body = bare
     if witness is not None:
         flags, packed = _pack_witness(witness)
-        if anchor is not None and anchor.offset < committed <= witness.offset:
+        if anchor is not None and anchor.offset < min(committed, witness.offset):
             more, anchored = _pack_witness(anchor)
             if len(bare) + len(packed) + len(anchored) <= room:
                 flags, packed = flags | more << _ANCHOR_BITS, packed + anchored
@@ -138,7 +138,7 @@ def _read(text: str) -> CommitMap:
         raise ValueError
     witness, at = _unpack_witness(body, at, flags)
     anchor, at = _unpack_witness(body, at, flags >> _ANCHOR_BITS)
-    if anchor is not None and (witness is None or not anchor.offset < committed <= witness.offset):
+    if anchor is not None and (witness is None or anchor.offset >= min(committed, witness.offset)):
         raise ValueError
     ranges: tuple[Range, ...] = ()
     kind = flags & _KIND

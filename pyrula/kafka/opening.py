@@ -194,8 +194,10 @@ class Opener:
         told = f"the committed offset {offset} is past the log's end {end}: it was cut or made again"
         if binding.on_out_of_range == "stop":
             return NotOpened(_stopped(tp, told))
-        log.warning("%s[%d]: %s; processing starts at %d", tp.topic, tp.partition, told, first)
-        return _Start(first, self._empty(first), Foreign("out of range"), first, end)
+        anchor = decode(text, offset, end).anchor
+        where = f"; processing starts at {first}" if anchor is None else ""
+        log.warning("%s[%d]: %s%s", tp.topic, tp.partition, told, where)
+        return _Start(first, self._empty(first), Foreign("out of range", anchor), first, end)
 
     def _at_first(self, offset: int, text: str, first: int, end: int) -> "_Start":
         """The committed offset aged out; what was done of the rest of the log stays done."""
@@ -236,13 +238,9 @@ class Opener:
         witness = known
         if witness is None and claim.rows and claim.witness is not None:
             witness = Witness.from_bytes(claim.witness)
-        anchor = start.map.anchor
-        other = None if witness is None or await self._same_log(tp, witness, start) else witness
-        if (other or isinstance(start.map, Foreign)) and (below := await self._made_again(tp, start, other)):
-            other, offset, anchor = below, start.first, None
-        if other is not None:
-            told = f"offset {other.offset} holds another record than before: the log was "
-            told += "cut" if offset == start.offset else "made again"
+        same = None if witness is None else await self._same_log(tp, witness, start)
+        if same is False or (isinstance(start.map, Foreign) and start.map.anchor is not None):
+            offset, told = await self._elsewhere(tp, start, known)
             if offset != start.offset and self._bindings[tp].on_out_of_range == "stop":
                 return NotOpened(_stopped(tp, told))
             log.warning(
@@ -257,24 +255,32 @@ class Opener:
                 tp, offset, claim.below
             )  # fmt: skip
             offset = claim.below
-        return Opened(claim, offset, done, known, anchor, start.lost)
-
-    async def _made_again(self, tp: TopicPartition, start: "_Start", other: Witness | None) -> Witness | None:
-        """The record below the committed offset that is another one now, so that the offset isn't of this log."""
-        if other is not None and isinstance(start.map, CommitMap) and other.offset < start.offset:
-            return other
         anchor = start.map.anchor
-        return None if anchor is None or await self._same_log(tp, anchor, start) else anchor
+        kept = anchor if anchor is not None and anchor.offset < offset else None
+        return Opened(claim, offset, done, known, kept, start.lost)
 
-    async def _same_log(self, tp: TopicPartition, witness: Witness, start: "_Start") -> bool:
-        """Whether the witness is still where it was. Compacted or expired: nothing speaks against it."""
+    async def _elsewhere(self, tp: TopicPartition, start: "_Start", known: Witness | None) -> tuple[int, str]:
+        """Where to start in a log that holds another record than was committed for, and what became of it.
+
+        If the anchor is still there the log was cut somewhere above it. What lies between was done, or is new.
+        """
+        anchor = start.map.anchor
+        same = None if anchor is None else await self._same_log(tp, anchor, start)
+        if same and anchor is not None:
+            return anchor.offset + 1, f"the log was cut behind offset {anchor.offset}, which is still the same"
+        if same is False or (known is not None and known.offset < start.offset):
+            return start.first, "the log was made again: what lies below the committed offset isn't what it was"
+        return start.offset, "the log was cut or made again: what lies above the committed offset isn't what it was"
+
+    async def _same_log(self, tp: TopicPartition, witness: Witness, start: "_Start") -> bool | None:
+        """Whether the witness is still where it was; None if it is compacted or expired, so that nothing tells."""
         if witness.offset >= start.end:
             return False
         if witness.offset < start.first:
-            return True
+            return None
         record = await self._probe(tp, witness.offset)
         if record is None or record.offset != witness.offset:
-            return True
+            return None
         return fingerprint(record) == witness.fingerprint
 
 

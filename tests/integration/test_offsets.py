@@ -63,7 +63,7 @@ def newer() -> str:
         (lambda: map_of([(3, 3 + (1 << 31))]), "the log ends at 10"),
         (lambda: map_of([(4, 11)]), "the log ends at 10"),
         (lambda: map_of([(4, 6)], committed=2), "written for a commit at offset 2"),
-        (lambda: map_of([(4, 6)]), "another record than before"),
+        (lambda: map_of([(4, 6)]), "above the committed offset isn't what it was"),
     ],
     ids=["words", "random", "truncated", "newer", "billions", "past the end", "another commit's", "another log's"],
 )
@@ -82,18 +82,28 @@ async def test_metadata_that_cannot_be_trusted_costs_no_record(
 
 
 @pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize(
+    ("committed", "ranges", "witness"),
+    [(3, [(4, 6)], 5), (6, [], 5), (3, [(4, 60)], 59), (60, [], 59)],
+    ids=["witness above", "witness below", "witness past the end", "committed past the end"],
+)
 async def test_a_log_that_was_cut_is_told_from_one_made_again(
-    rig: Rig, caplog: pytest.LogCaptureFixture, cut: bool
+    rig: Rig,
+    caplog: pytest.LogCaptureFixture,
+    committed: int,
+    ranges: list[tuple[int, int]],
+    witness: int,
+    cut: bool,
 ) -> None:
-    """Another record than before above the committed offset; below it the same one if the log was only cut."""
+    """The witness is another record than before; the anchor, at 1, is the same if the log was only cut."""
     await rig.create()
     await rig.produce(Message(None, value, timestamp_ms=1_700_000_000_000) for value in numbered(RECORDS))
     print_of = "18bcfe56800.~.{:08x}".format
-    anchor = Witness(2, print_of(crc32(b"2" if cut else b"x")))
-    text = encode(3, [(4, 6)], Witness(5, print_of(crc32(b"x"))), "a store", anchor=anchor)
-    await asyncio.to_thread(rig.topics.commit, rig.group, rig.topic, {0: Committed(3, text)})
+    anchor = Witness(1, print_of(crc32(b"1" if cut else b"x")))
+    text = encode(committed, ranges, Witness(witness, print_of(crc32(b"x"))), "a store", anchor=anchor)
+    await asyncio.to_thread(rig.topics.commit, rig.group, rig.topic, {0: Committed(committed, text)})
     seen = Seen()
-    first = 3 if cut else 0
+    first = 2 if cut else 0
     async with rig.running(rig.binding(seen.workflow)):
         await rig.until(lambda: len(seen.runs) == RECORDS - first, "the records to run")
         await rig.until_drained()
