@@ -147,7 +147,8 @@ class RunEndings:
             partition.complete(run.origin)
             stats = self.pool.stats
             setattr(stats, kind, getattr(stats, kind) + 1)
-            self._tell(kind, partition, run.origin, run.run_id, run.attempt, error, run.started)
+            if kind != "completed" or self._observer() is not None:
+                self._tell(kind, partition, run.origin, run.run_id, run.attempt, error, run.started)
         self._release(partition)
 
     def _release(self, partition: Partition) -> None:

@@ -7,7 +7,7 @@ Kafka client (it asks for pause and resume through callables) nor who executes i
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from time import monotonic
 from typing import Any, Protocol, cast
 
@@ -41,6 +41,18 @@ RECORD_OVERHEAD = 400
 
 # Why a partition isn't read just now.
 BUFFER, WINDOW, HALTED = 1, 2, 4
+
+
+class _Own:
+    """A future of one caller's own: not being a future, it is awaited as it is, without another one around it."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Awaitable[None]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._future.__await__()
 
 
 class RecordRun(Execution):
@@ -223,7 +235,7 @@ class Partition:
             return self._proved(flush)
         if flush is None or (flush.done and flush.error is None):
             return None
-        return flush.wait()
+        return _Own(flush.wait())
 
     def _proved(self, flush: Flush | None) -> Awaitable[None]:
         """The group may have gone on without us: no further effect until it has answered. Another process may be at

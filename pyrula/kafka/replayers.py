@@ -27,6 +27,8 @@ log = logging.getLogger("pyrula.kafka")
 
 # After so many records in one go a replayer lets the loop's other tasks run (fetches, heartbeats, flushes).
 BURST = 64
+# Replayers on their way to work at once: one that is awake takes all there is, until its body waits and wakes others.
+MOST_WAKING = 2
 # Records of one partition served before the next partition's turn.
 TURN = 16
 
@@ -58,6 +60,7 @@ class Replayers:
         self._reserve = 0
         self._unused_reserve = 0
         self._idle: list[asyncio.Future[None]] = []
+        self._waking = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy_lanes: dict[tuple[TopicPartition, object], asyncio.Future[Any]] = {}
         self._run_timeout = binding.run_timeout
@@ -96,14 +99,16 @@ class Replayers:
 
     def wake(self) -> None:
         """Let one more replayer look for work, if there may be any."""
-        if not self._rotation or self.halted or self.in_flight >= self._limit:
+        if not self._rotation or self.halted or self.in_flight >= self._limit or self._waking >= MOST_WAKING:
             return
         while self._idle:
             waiter = self._idle.pop()
             if not waiter.done():
+                self._waking += 1
                 waiter.set_result(None)
                 return
         if len(self._tasks) < self._limit:
+            self._waking += 1
             task = asyncio.get_running_loop().create_task(self._replay(), name=f"replayer {self.binding.name}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -147,12 +152,14 @@ class Replayers:
     async def _replay(self) -> None:
         loop = asyncio.get_running_loop()
         burst = 0
+        self._waking -= 1
         while True:
             taken = self._take()
             if taken is None:
                 waiter = loop.create_future()
                 self._idle.append(waiter)
                 await waiter
+                self._waking -= 1
                 burst = 0
                 continue
             partition, head = taken
@@ -211,6 +218,7 @@ class Replayers:
 
     async def _run_later(self, partition: Partition, head: Any) -> RecordRun | None:
         """The run of a head after what it has to wait for; None if nothing of it is to run here."""
+        self._suspended()
         while monotonic() > self.standing.until:
             await self.standing.changed()
             if partition not in self._partitions:
