@@ -136,6 +136,7 @@ class GroupClient:
             rebalance_timeout_ms=int(options.rebalance_timeout * 1000),
             max_poll_interval_ms=int(options.max_poll_interval * 1000),
             fetch_max_wait_ms=int(options.fetch_max_wait * 1000),
+            fetch_min_bytes=options.fetch_min_bytes,
             fetch_max_bytes=options.fetch_max_bytes,
             max_partition_fetch_bytes=options.max_partition_fetch_bytes,
             request_timeout_ms=int(options.request_timeout * 1000),

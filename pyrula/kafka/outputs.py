@@ -112,6 +112,7 @@ class Outputs:
                     linger_ms=int(options.linger * 1000),
                     compression_type=options.compression,
                     max_request_size=options.max_request_size,
+                    max_batch_size=options.max_batch_size,
                     request_timeout_ms=int(options.request_timeout * 1000),
                     metadata_max_age_ms=int(options.metadata_max_age * 1000),
                 )

@@ -43,11 +43,6 @@ class Heartbeat:
         self._reached = clock.monotonic()
         self._cut_off = False
 
-    @property
-    def cut_off(self) -> bool:
-        """The store hasn't been reached for so long that the bodies were let go."""
-        return self._cut_off
-
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:

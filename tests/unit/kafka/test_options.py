@@ -1,5 +1,6 @@
 """Options: defaults, names, contradictions, and what the clients are given."""
 
+import re
 import ssl
 from inspect import signature
 from pathlib import Path
@@ -10,6 +11,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
 from pyrula.kafka import KafkaOptions
+from pyrula.kafka import options as options_module
 from pyrula.workflows.errors import ConfigurationError
 
 
@@ -162,3 +164,15 @@ def test_tls_files_that_can_not_be_read_are_named_as_such(tmp_path: Path) -> Non
         with pytest.raises(ConfigurationError, match="the TLS files can't be used") as caught:
             options.connection()
         assert "sesame" not in str(caught.value)
+
+
+def test_every_option_is_used() -> None:
+    """An option that nothing reads would be a promise that isn't kept."""
+    folder = Path(options_module.__file__).parent
+    code = "\n".join(path.read_text() for path in folder.rglob("*.py"))
+    unused = [
+        name
+        for name in KafkaOptions.model_fields
+        if not re.search(rf"(?:options|self|_options|_clusters\[cluster\])\.{name}\b", code)
+    ]
+    assert unused == []
