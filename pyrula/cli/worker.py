@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 
+from pyrula.cli.damper import Damper
 from pyrula.cli.load import find_worker
 from pyrula.workflows.errors import PyrulaError
 
@@ -33,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.log_level == "INFO":
         # Its INFO tells every request to a coordinator.
         logging.getLogger("aiokafka").setLevel("WARNING")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Damper())
     worker = find_worker(arguments.worker)
     try:
         asyncio.run(worker.run())
