@@ -5,6 +5,7 @@ import asyncio
 import sys
 
 from pyrula.cli.load import find_worker
+from pyrula.cli.numbers import count
 from pyrula.cli.problem import Problem
 from pyrula.kafka import KafkaWorker
 from pyrula.kafka.topic_admin import TopicAdmin, topics_of
@@ -26,16 +27,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument("worker", metavar="MODULE:WORKER", help="such as shop.orders:worker")
     parser.add_argument("--create", action="store_true", help="make the topics that don't exist")
     parser.add_argument("--also", action="append", default=[], metavar="TOPIC", help="a topic that bodies send to")
-    parser.add_argument("--partitions", type=_positive, default=4, metavar="N", help="of each new topic (4)")
-    parser.add_argument("--replication", type=_positive, default=1, metavar="N", help="copies of each new topic (1)")
+    parser.add_argument("--partitions", type=count, default=4, metavar="N", help="of each new topic (4)")
+    parser.add_argument("--replication", type=count, default=1, metavar="N", help="copies of each new topic (1)")
     parser.set_defaults(run=run)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
 
 
 def run(arguments: argparse.Namespace) -> int:

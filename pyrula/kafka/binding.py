@@ -186,7 +186,7 @@ class Binding:
 def check_bindings(bindings: Sequence[Binding]) -> None:
     """What takes two bindings to be wrong. Raises ConfigurationError."""
     if not bindings:
-        raise ConfigurationError("a KafkaWorker needs at least one Binding")
+        raise ConfigurationError("a KafkaWorker needs at least one Binding: [Binding(workflow, topic=..., group=...)]")
     readers: dict[tuple[str, str, str], Binding] = {}
     definitions: dict[str, Binding] = {}
     for at, binding in enumerate(bindings):

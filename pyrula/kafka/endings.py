@@ -88,19 +88,15 @@ class RunEndings:
         if partition.closed:
             self._release(partition)
         else:
-            run_id = partition.run_id(record.offset)
-            self._hold("stopped", partition, record, run_id, 0, _one_line(error), monotonic())
+            self._hold("stopped", partition, record, 0, _one_line(error), monotonic())
 
     def refuse(self, partition: Partition, record: Raw, error: RecordError) -> None:
         """A record that can't be turned into a run: no attempt, no retry."""
-        run_id = partition.run_id(record.offset)
-        self._dispose(
-            partition, record, run_id, error, reason="undecodable", attempts=0, trace="", rows=None, since=monotonic()
-        )
+        self._dispose(partition, record, error, None)
 
     def completed_at_once(self, run: RecordRun) -> None:
         """Tell of a run that needed nothing but its body."""
-        self._tell("completed", run.partition, run.origin, run.run_id, run.attempt, None, run.started)
+        self._tell("completed", run.partition, run.origin, run.attempt, None, run.started)
 
     def _completed(self, run: RecordRun, outcome: Outcome) -> None:
         outputs = list(run.outputs or ())
@@ -142,14 +138,7 @@ class RunEndings:
             self._failed(run, refused)
 
     def _finish(self, run: RecordRun, kind: EventKind, error: str | None) -> None:
-        partition = run.partition
-        if not partition.closed:
-            partition.complete(run.origin)
-            stats = self.pool.stats
-            setattr(stats, kind, getattr(stats, kind) + 1)
-            if kind != "completed" or self._observer() is not None:
-                self._tell(kind, partition, run.origin, run.run_id, run.attempt, error, run.started)
-        self._release(partition)
+        self._settle(kind, run.partition, run.origin, run.attempt, error, run.started)
 
     def _release(self, partition: Partition) -> None:
         self.pool.leave(partition)
@@ -164,28 +153,12 @@ class RunEndings:
             again.started = run.started
             delay = retry.delay_for(error, run.attempt, random())
             pool.stats.retried += 1
-            self._tell("retrying", partition, run.origin, run.run_id, run.attempt, _one_line(error), run.started)
+            self._tell("retrying", partition, run.origin, run.attempt, _one_line(error), run.started)
             asyncio.get_running_loop().call_later(delay, self._again, again)
             self._release(partition)
             return
         pool.stats.failed += 1
-        rows = None if run.journal is None else run.journal.rows()
-        self._when_durable(
-            run,
-            partial(
-                self._dispose,
-                partition,
-                run.origin,
-                run.run_id,
-                error,
-                reason="failed",
-                attempts=run.attempt,
-                trace="".join(traceback.format_exception(error)),
-                rows=rows,
-                since=run.started,
-                run=run,
-            ),
-        )
+        self._when_durable(run, partial(self._dispose, partition, run.origin, error, run))
 
     def _again(self, run: RecordRun) -> None:
         partition = run.partition
@@ -193,56 +166,42 @@ class RunEndings:
             partition.lanes.ready.appendleft(run)
             self.pool.offer(partition)
 
-    def _dispose(
-        self,
-        partition: Partition,
-        record: Raw,
-        run_id: str,
-        error: BaseException,
-        *,
-        reason: str,
-        attempts: int,
-        trace: str,
-        rows: list[tuple[int, bytes]] | None,
-        since: float,
-        run: RecordRun | None = None,
-    ) -> None:
-        """The record's last word, by the binding's on_failure."""
+    def _dispose(self, partition: Partition, record: Raw, error: BaseException, run: RecordRun | None) -> None:
+        """The last word on a record that failed, by the binding's on_failure. No run: it couldn't be made one."""
         binding, text = self.pool.binding, _one_line(error)
+        attempts, since = (0, monotonic()) if run is None else (run.attempt, run.started)
         if binding.on_failure == "skip":
-            self._settle("skipped", partition, record, run_id, attempts, text, since)
+            self._settle("skipped", partition, record, attempts, text, since)
         elif binding.on_failure == "stop":
             if run is not None:
                 # At its next assignment the run goes on from its journal without the last error.
                 run.retry()
-            self._hold("stopped", partition, record, run_id, attempts, text, since)
+            self._hold("stopped", partition, record, attempts, text, since)
         else:
             copy = letter(
                 binding.dead_letter_topic_of(record.topic),
                 record,
                 group=binding.group,
                 workflow=binding.workflow.name,
-                run_id=run_id,
-                reason=reason,
+                run_id=partition.run_id(record.offset),
+                reason="undecodable" if run is None else "failed",
                 message=text,
                 attempts=attempts,
-                trace=trace,
-                rows=rows,
+                trace="" if run is None else "".join(traceback.format_exception(error)),
+                rows=None if run is None or run.journal is None else run.journal.rows(),
             )
-            self._post(copy, partition, record, run_id, attempts, text, since)
+            self._post(copy, partition, record, attempts, text, since)
 
-    def _post(
-        self, copy: Output, partition: Partition, record: Raw, run_id: str, attempts: int, text: str, since: float
-    ) -> None:
+    def _post(self, copy: Output, partition: Partition, record: Raw, attempts: int, text: str, since: float) -> None:
         def posted(refused: OutputRefused | None) -> None:
             if refused is None:
-                self._settle("dead_lettered", partition, record, run_id, attempts, text, since)
+                self._settle("dead_lettered", partition, record, attempts, text, since)
                 return
             smaller = without_extras(copy)
             if isinstance(refused, TooLarge) and smaller != copy:
-                self._post(smaller, partition, record, run_id, attempts, text, since)
+                self._post(smaller, partition, record, attempts, text, since)
             else:
-                self._hold("stopped", partition, record, run_id, attempts, f"no dead letter: {refused}", since)
+                self._hold("stopped", partition, record, attempts, f"no dead letter: {refused}", since)
 
         self._send(partition, [copy], posted)
 
@@ -256,24 +215,23 @@ class RunEndings:
             self._outputs.produce(outputs, done)
 
     def _settle(
-        self, kind: EventKind, partition: Partition, record: Raw, run_id: str, attempts: int, text: str, since: float
+        self, kind: EventKind, partition: Partition, record: Raw, attempts: int, text: str | None, since: float
     ) -> None:
+        """The record needs nothing more."""
         if not partition.closed:
             partition.complete(record)
             stats = self.pool.stats
             setattr(stats, kind, getattr(stats, kind) + 1)
-            self._tell(kind, partition, record, run_id, attempts, text, since)
+            self._tell(kind, partition, record, attempts, text, since)
         self._release(partition)
 
-    def _hold(
-        self, kind: EventKind, partition: Partition, record: Raw, run_id: str, attempts: int, text: str, since: float
-    ) -> None:
+    def _hold(self, kind: EventKind, partition: Partition, record: Raw, attempts: int, text: str, since: float) -> None:
         """The record stays unfinished and its lane with it; others go on until the window is full."""
         partition.stopped[record.offset] = (
             f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}: {text}"
         )
         log.error("%s[%d] offset %d is held: %s", partition.tp.topic, partition.tp.partition, record.offset, text)
-        self._tell(kind, partition, record, run_id, attempts, text, since)
+        self._tell(kind, partition, record, attempts, text, since)
         self._release(partition)
 
     def _mismatch(self, run: RecordRun, outcome: Outcome) -> None:
@@ -288,14 +246,13 @@ class RunEndings:
             )
             log.error("binding %s is paused: %s", pool.binding.name, pool.halted)
         assert outcome.error is not None
-        self._hold("paused", run.partition, run.origin, run.run_id, run.attempt, str(outcome.error), run.started)
+        self._hold("paused", run.partition, run.origin, run.attempt, str(outcome.error), run.started)
 
     def _tell(
         self,
         kind: EventKind,
         partition: Partition,
         record: Raw,
-        run_id: str,
         attempt: int,
         error: str | None,
         since: float,
@@ -314,7 +271,7 @@ class RunEndings:
                     record.partition,
                     record.offset,
                     record.key,
-                    run_id,
+                    partition.run_id(record.offset),
                     attempt,
                     error,
                     monotonic() - since,

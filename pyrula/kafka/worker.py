@@ -57,10 +57,6 @@ class KafkaWorker:
         on_event: Observer | None = None,
     ) -> None:
         self.bindings = (bindings,) if isinstance(bindings, Binding) else tuple(bindings)
-        if not self.bindings:
-            raise ConfigurationError(
-                "KafkaWorker needs at least one binding: bindings=[Binding(workflow, topic=..., group=...)]"
-            )
         check_bindings(self.bindings)
         self._clusters = {"default": kafka} if isinstance(kafka, KafkaOptions) else dict(kafka)
         for binding in self.bindings:

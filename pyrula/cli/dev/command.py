@@ -13,6 +13,7 @@ from pyrula.cli.dev.records import Given, count_lines, from_file, from_samples
 from pyrula.cli.dev.session import Session
 from pyrula.cli.dev.shown import Place, Shown
 from pyrula.cli.load import find_bindings, import_file
+from pyrula.cli.numbers import count
 from pyrula.cli.problem import Problem
 from pyrula.kafka import Binding
 from pyrula.kafka.embedded import EmbeddedBroker
@@ -40,18 +41,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument("--records", metavar="FILE", help='JSON lines, each a record\'s value; "-" is standard input')
     parser.add_argument("--envelope", action="store_true", help='a line is {"key": …, "value": …, "headers": …, …}')
     parser.add_argument("--key", metavar="FIELD", help="the value's field that is the record's key")
-    parser.add_argument("--count", type=_positive, metavar="N", help=f"so many records at most (samples: {_SAMPLES})")
-    parser.add_argument("--partitions", type=_positive, default=4, metavar="N", help="partitions of each topic (4)")
+    parser.add_argument("--count", type=count, metavar="N", help=f"so many records at most (samples: {_SAMPLES})")
+    parser.add_argument("--partitions", type=count, default=4, metavar="N", help="partitions of each topic (4)")
     parser.add_argument("--show", metavar="RECORD", help="tell all about one record, named like orders/0@17")
     parser.add_argument("--log-level", default=None, choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     parser.set_defaults(run=run)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
 
 
 def run(arguments: argparse.Namespace) -> int:
