@@ -1,7 +1,7 @@
 -- What append, park, pause, release and finish share: reads a lease and a change off ARGV and writes the change.
 --
--- KEYS  14 the run's hash, 15 its journal, 16 its events, 17 its inbox, 18 ids of messages met, 19 when they were
---       consumed, 20 open interrupts ('w..') and children ('c..')
+-- KEYS  own: 1 the run's hash, 2 its journal, 3 its events, 4 its inbox, 5 ids of messages met, 6 when they were
+--       consumed, 7 open interrupts ('w..') and children ('c..')
 -- ARGV  2..5  id of the chain, link, worker, epoch
 --       6     retention in seconds
 --       then  a change: number ('' for none), and if there is one: seen, attempt or '', '1' if alone; each counted:
@@ -9,8 +9,8 @@
 --             letter and value), interrupts opened (id, payload) and closed, children (id, policy), events
 --
 -- Keeps: a change is written once, by its number; numbers have no gap.
-local HASH, JOURNAL, EVENTS, INBOX, MET, CONSUMED, EXTRAS =
-  KEYS[14], KEYS[15], KEYS[16], KEYS[17], KEYS[18], KEYS[19], KEYS[20]
+local HASH, JOURNAL, EVENTS, INBOX = KEYS[SHARED + 1], KEYS[SHARED + 2], KEYS[SHARED + 3], KEYS[SHARED + 4]
+local MET, CONSUMED, EXTRAS = KEYS[SHARED + 5], KEYS[SHARED + 6], KEYS[SHARED + 7]
 local ID, LINK, WORKER, EPOCH = arg(), count(), arg(), count()
 local RETENTION = arg()
 local LEASE = WORKER .. ' ' .. EPOCH

@@ -1,7 +1,7 @@
 #!lua
 -- Writes a change, ends this link of a chain and begins the next one in the same hands.
 --
--- KEYS  as in library.lua and change.lua, then 21 what is kept of this link, 22 the next link's events
+-- KEYS  as in library.lua and change.lua, then own 8 what is kept of this link, 9 the next link's events
 -- ARGV  as in library.lua and change.lua
 --       then  the next link's params, version ('' as before), class; number of events, events; the next link's first
 -- reply    {'ok', epoch, version} or {'lost'}
@@ -22,12 +22,12 @@ end
 local params, version, class = arg(), arg(), arg()
 in_pieces('RPUSH', EVENTS, take(count()))
 redis.call(
-  'HSET', KEYS[21], 'params', redis.call('HGET', HASH, 'params'), 'version', record.v, 'attempt', record.a
+  'HSET', KEYS[SHARED + 8], 'params', redis.call('HGET', HASH, 'params'), 'version', record.v, 'attempt', record.a
 )
-for _, key in ipairs({JOURNAL, EVENTS, KEYS[21]}) do
+for _, key in ipairs({JOURNAL, EVENTS, KEYS[SHARED + 8]}) do
   redis.call('EXPIRE', key, RETENTION)
 end
-redis.call('RPUSH', KEYS[22], arg())
+redis.call('RPUSH', KEYS[SHARED + 9], arg())
 redis.call('HSET', HASH, 'params', params)
 for _, field in ipairs(redis.call('HKEYS', EXTRAS)) do
   if string.sub(field, 1, 1) == 'w' then

@@ -1,8 +1,8 @@
 #!lua
 -- Puts a message into a run's inbox and wakes the run if it waits for that.
 --
--- KEYS  14 the run's hash, 15 its journal, 16 its events, 17 its inbox, 18 ids of messages met, 19 when they were
---       consumed, 20 interrupts and children, 21 for a cancel the idempotency key's entry if there is one
+-- KEYS  own: 1 the run's hash, 2 its journal, 3 its events, 4 its inbox, 5 ids of messages met, 6 when they were
+--       consumed, 7 interrupts and children, 8 for a cancel the idempotency key's entry if there is one
 -- ARGV  2, 3  id of the chain, link
 --       4..7  kind, id, name, payload of the message
 --       8     most unread messages
@@ -16,7 +16,7 @@
 local id, link = arg(), count()
 local kind, message, name, payload = arg(), arg(), arg(), arg()
 local most, retention, event, ended, result = count(), arg(), arg(), arg(), arg()
-local hash, inbox, extras = KEYS[14], KEYS[17], KEYS[20]
+local hash, inbox, extras = KEYS[SHARED + 1], KEYS[SHARED + 4], KEYS[SHARED + 7]
 local record, live = load(id, hash)
 if not record or link > record.l then
   return {'missing'}
@@ -33,23 +33,23 @@ if kind == 'cancel' then
   end
   record.x = true
   if record.e > 0 then
-    redis.call('RPUSH', KEYS[16], event)
+    redis.call('RPUSH', KEYS[SHARED + 3], event)
     put(id, record, inbox, kind, message, name, payload)
     return answer('ok')
   end
   if record.s == 'queued' then
     dequeue(id, record)
   end
-  redis.call('RPUSH', KEYS[16], ended)
+  redis.call('RPUSH', KEYS[SHARED + 3], ended)
   local keys = {}
-  for place = 14, #KEYS do
+  for place = SHARED + 1, #KEYS do
     keys[#keys + 1] = KEYS[place]
   end
   terminate(id, record, keys, hash, extras, 'cancelled', 'null', '', result, retention)
   return answer('ok')
 end
 local met = kind .. ':' .. message
-local known = redis.call('HGET', KEYS[18], met)
+local known = redis.call('HGET', KEYS[SHARED + 5], met)
 if known and string.sub(known, 1, 1) == 'r' then
   known = false
 end
@@ -92,7 +92,7 @@ if kind == 'pause' then
   redis.call('ZREM', TIMER, id)
   record.s, record.p = 'paused', nil
   redis.call('HSET', hash, 'error', payload)
-  redis.call('RPUSH', KEYS[16], event)
+  redis.call('RPUSH', KEYS[SHARED + 3], event)
   save(id, record)
   changed(id)
   return answer('ok')
@@ -103,7 +103,7 @@ end
 if kind == 'resume' then
   redis.call('HDEL', extras, 'w' .. name)
 end
-redis.call('HSET', KEYS[18], met, '')
-redis.call('ZREM', KEYS[19], met)
+redis.call('HSET', KEYS[SHARED + 5], met, '')
+redis.call('ZREM', KEYS[SHARED + 6], met)
 put(id, record, inbox, kind, message, name, payload)
 return answer('ok')

@@ -24,7 +24,7 @@ in_pieces('RPUSH', EVENTS, take(count()))
 let_go(ID, record)
 record.f = LEASE
 local keys = {}
-for place = 14, #KEYS do
+for place = SHARED + 1, #KEYS do
   keys[#keys + 1] = KEYS[place]
 end
 terminate(ID, record, keys, HASH, EXTRAS, status, value, error, payload, RETENTION)

@@ -1,7 +1,7 @@
 -- What the scripts of submitted runs share; put between the first line and the rest of each (run_scripts.py).
 --
--- KEYS  1..13  the shard's structures, below
---       14..   the run's keys that the script names itself
+-- KEYS  the shard's structures, below, SHARED of them (run_scripts.py says how many), then `own`, those that the script
+--       names itself: KEYS[SHARED + 1] on
 -- ARGV  1      what channels begin with
 --
 -- A record (of a run that hasn't ended: in `run`, else in its hash's `rec`) is a packed table: s status, c class, o owner,

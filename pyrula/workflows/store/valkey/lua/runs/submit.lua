@@ -1,7 +1,7 @@
 #!lua
 -- Queues a run, unless its id or its idempotency key was there before.
 --
--- KEYS  14 the run's hash, 15 its events, 16 its inbox, 17 ids of messages met, 18 the idempotency key's entry if any
+-- KEYS  own: 1 the run's hash, 2 its events, 3 its inbox, 4 ids of messages met, 5 the idempotency key's entry if any
 -- ARGV  2..4  id, class, owner
 --       5  digest of the params
 --       6  event
@@ -13,23 +13,23 @@
 -- Keeps: one run for an idempotency key. The record has a place for gates (`gates`: what flow control stamped).
 local id, class, owner, digest, event, version = arg(), arg(), arg(), arg(), arg(), arg()
 local fields = take(2 * count())
-if KEYS[18] then
-  local entry = redis.call('GET', KEYS[18])
+if KEYS[SHARED + 5] then
+  local entry = redis.call('GET', KEYS[SHARED + 5])
   if entry then
     local cut = string.find(entry, ' ', 1, true)
     local found = string.sub(entry, 1, cut - 1)
     return {found, found == id and 1 or 0, string.sub(entry, cut + 1) == digest and 1 or 0}
   end
 end
-local before = redis.call('HGET', KEYS[14], 'digest')
+local before = redis.call('HGET', KEYS[SHARED + 1], 'digest')
 if before then
   return {id, 1, before == digest and 1 or 0}
 end
-redis.call('HSET', KEYS[14], 'digest', digest, 'created', string.format('%.0f', now()), unpack(fields))
-if KEYS[18] then
-  redis.call('SET', KEYS[18], id .. ' ' .. digest)
+redis.call('HSET', KEYS[SHARED + 1], 'digest', digest, 'created', string.format('%.0f', now()), unpack(fields))
+if KEYS[SHARED + 5] then
+  redis.call('SET', KEYS[SHARED + 5], id .. ' ' .. digest)
 end
-redis.call('RPUSH', KEYS[15], event)
+redis.call('RPUSH', KEYS[SHARED + 2], event)
 local order = redis.call('HINCRBY', META, 'submit', 1)
 local record = {
   s = 'new', c = class, o = owner, k = struct.pack('>BI8', 128, order), l = 1, e = 0, n = 0, a = 1, d = 0, q = 0
@@ -40,8 +40,8 @@ end
 local kind = arg()
 if kind ~= '' then
   local message, name, payload = arg(), arg(), arg()
-  redis.call('HSET', KEYS[17], kind .. ':' .. message, '')
-  put(id, record, KEYS[16], kind, message, name, payload)
+  redis.call('HSET', KEYS[SHARED + 4], kind .. ':' .. message, '')
+  put(id, record, KEYS[SHARED + 3], kind, message, name, payload)
 end
 enqueue(id, record)
 return {id, 1, 1}

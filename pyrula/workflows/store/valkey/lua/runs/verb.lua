@@ -2,7 +2,7 @@
 -- unpause: a paused run goes back to the queue, a pause that wasn't read is taken back.
 -- retry: a failed or cancelled run goes back to the queue, with its journal and inbox.
 --
--- KEYS  14 the run's hash, 15 its journal, 16 its events, 17 its inbox, 18, 19, 20 as in change.lua, 21 the idempotency
+-- KEYS  own: 1 the run's hash, 2 its journal, 3 its events, 4 its inbox, 5, 6, 7 as in change.lua, 8 the idempotency
 --       key's entry if there is one
 -- ARGV  2..6  id of the chain, link, verb, number of this call, event up to the attempt's number, the rest of it
 -- reply    {verdict, status, live link}, verdict ok, refused, missing, or link (journal
@@ -10,15 +10,15 @@
 --
 -- Keeps: a call sent twice (same number) is answered twice, done once.
 local id, link, verb, call, event, rest = arg(), count(), arg(), arg(), arg(), arg()
-local record, live = load(id, KEYS[14])
+local record, live = load(id, KEYS[SHARED + 1])
 if not record or link > record.l then
   return {'missing'}
 end
 local function drop(kind)
   local dropped = false
-  for _, message in ipairs((unread(KEYS[17], record, 0))) do
+  for _, message in ipairs((unread(KEYS[SHARED + 4], record, 0))) do
     if message[2] == kind then
-      redis.call('HDEL', KEYS[17], message[1])
+      redis.call('HDEL', KEYS[SHARED + 4], message[1])
       dropped = true
     end
   end
@@ -37,8 +37,8 @@ record.b = call
 if verb == 'unpause' then
   local dropped = live and drop('pause')
   if record.s == 'paused' then
-    redis.call('HDEL', KEYS[14], 'error')
-    redis.call('RPUSH', KEYS[16], event)
+    redis.call('HDEL', KEYS[SHARED + 1], 'error')
+    redis.call('RPUSH', KEYS[SHARED + 3], event)
     enqueue(id, record)
     return answer('ok')
   end
@@ -54,10 +54,10 @@ end
 drop('cancel')
 record.x, record.z, record.y, record.f = nil, nil, nil, nil
 record.t, record.a, record.d = true, record.a + 1, 0
-for place = 14, #KEYS do
+for place = SHARED + 1, #KEYS do
   redis.call('PERSIST', KEYS[place])
 end
-redis.call('HDEL', KEYS[14], 'rec', 'finished', 'error', 'value')
-redis.call('RPUSH', KEYS[16], event .. record.a .. rest)
+redis.call('HDEL', KEYS[SHARED + 1], 'rec', 'finished', 'error', 'value')
+redis.call('RPUSH', KEYS[SHARED + 3], event .. record.a .. rest)
 enqueue(id, record)
 return answer('ok')
