@@ -8,15 +8,22 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Final, TypeAlias
 
+import pyrula
 from pyrula.cli.problem import Problem
 from pyrula.kafka import Binding, KafkaWorker
+from pyrula.workflows import MemoryStore, ValkeyStore, WorkflowDefinition, WorkflowWorker
+from pyrula.workflows.errors import ConfigurationError
 
-__all__ = ["find_bindings", "find_worker", "import_file"]
+__all__ = ["Worker", "find_bindings", "find_kafka_worker", "find_store", "find_worker", "import_file", "is_user_code"]
+
+Store: TypeAlias = MemoryStore | ValkeyStore
 
 
 def import_file(path: str) -> ModuleType:
@@ -40,7 +47,7 @@ def import_file(path: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        raise _broken(error, f"{path} could not be imported", str(file)) from None
+        raise _broken(error, f"{path} could not be imported") from None
     return module
 
 
@@ -66,12 +73,10 @@ def _import_module(name: str) -> ModuleType:
         raise _broken(error, f"{name} could not be imported") from None
 
 
-def _broken(error: Exception, what: str, file: str | None = None) -> Problem:
-    """What the user's code raised, from its own first frame on."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [n for n, frame in enumerate(frames) if (frame.filename == file if file else _is_user_code(frame.filename))]
-    kept = frames[own[0] :] if own else []
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(kept)] if kept else []
+def _broken(error: Exception, what: str) -> Problem:
+    """What the user's code raised, with the user's own frames."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
     lines += traceback.format_exception_only(error)
     hint = ""
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -79,8 +84,19 @@ def _broken(error: Exception, what: str, file: str | None = None) -> Problem:
     return Problem(f"{what}; it raised:\n\n{''.join(lines).rstrip()}{hint}")
 
 
-def _is_user_code(filename: str) -> bool:
-    return not filename.startswith("<frozen importlib") and filename not in (__file__, importlib.__file__)
+def is_user_code(filename: str) -> bool:
+    """Neither Pyrula's, nor Python's own, nor an installed package's."""
+    if filename.startswith("<"):
+        return False
+    return not any(Path(filename).resolve().is_relative_to(folder) for folder in _FOREIGN)
+
+
+_FOREIGN: Final = tuple(
+    {
+        Path(pyrula.__file__).resolve().parent,
+        *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
 
 
 def find_bindings(module: ModuleType, shown: str) -> list[Binding]:
@@ -109,18 +125,58 @@ def find_bindings(module: ModuleType, shown: str) -> list[Binding]:
 
 
 def _a_workflow(module: ModuleType) -> str:
-    from pyrula.workflows.definition import WorkflowDefinition
-
     return next((name for name, value in vars(module).items() if isinstance(value, WorkflowDefinition)), "my_workflow")
 
 
-def find_worker(target: str) -> KafkaWorker:
-    """The KafkaWorker that ``module:name`` names; a function of no arguments is called for it."""
+Worker: TypeAlias = KafkaWorker | WorkflowWorker
+
+
+def find_worker(target: str) -> Worker:
+    """The worker that ``module:name`` names; a function of no arguments is called for it."""
+    found, module = _find(target, "worker")
+    if isinstance(found, Worker):
+        return found
+    raise Problem(
+        f"{target} is a {type(found).__name__}, not a worker or a function that returns one."
+        f" {_candidates(module, target.partition(':')[0])}"
+    )
+
+
+def find_kafka_worker(target: str) -> KafkaWorker:
+    """As `find_worker`, for what is about topics."""
+    worker = find_worker(target)
+    if isinstance(worker, KafkaWorker):
+        return worker
+    raise Problem(f"{target} is a {type(worker).__name__}: it needs no topics")
+
+
+def find_store(target: str, namespace: str | None, shards: int | None) -> Store:
+    """A store by its URL, or the one that ``module:name`` names: a store, or a worker's."""
+    if "://" in target:
+        given: dict[str, Any] = {"namespace": namespace, "shards": shards}
+        try:
+            return ValkeyStore(target, **{name: value for name, value in given.items() if value is not None})
+        except ConfigurationError as error:
+            raise Problem(f"--store {target}: {error}") from None
+    if namespace is not None or shards is not None:
+        raise Problem(f"--namespace and --shards go with a store's URL; {target} knows its own")
+    found, _ = _find(target, "store")
+    store = found.store if isinstance(found, Worker) else found
+    if isinstance(store, (MemoryStore, ValkeyStore)):
+        return store
+    raise Problem(
+        f"{target} is a {type(found).__name__}, not a store or a worker; "
+        "give a URL like valkey://localhost:6379, or MODULE:NAME of one"
+    )
+
+
+def _find(target: str, what: str) -> tuple[object, ModuleType]:
+    """What ``module:name`` names, called if it is a function, and the module."""
     module_name, colon, path = target.partition(":")
     if not colon or not module_name or not path:
         looks_like_file = target.endswith(".py") or "/" in target
         shown = Path(target.split(":")[0]).stem if looks_like_file else module_name or "mymodule"
-        raise Problem(f"{target!r} is not MODULE:WORKER. Give a module and a name in it, like {shown}:worker")
+        raise Problem(f"{target!r} is not MODULE:NAME. Give a module and a name in it, like {shown}:{what}")
     if module_name.endswith(".py") or "/" in module_name:
         dotted = ".".join(Path(module_name).with_suffix("").parts)
         raise Problem(f"{module_name!r} is a file; name the module as Python imports it: {dotted}:{path}")
@@ -134,17 +190,15 @@ def find_worker(target: str) -> KafkaWorker:
         try:
             found = found()
         except Exception as error:  # noqa: BLE001
-            raise _broken(error, f"{target} was called for its worker") from None
-    if not isinstance(found, KafkaWorker):
-        raise Problem(
-            f"{target} is a {type(found).__name__}, not a KafkaWorker or a function that returns one."
-            f" {_candidates(module, module_name)}"
-        )
-    return found
+            raise _broken(error, f"{target} was called for its {what}") from None
+    return found, module
 
 
 def _candidates(module: ModuleType, module_name: str) -> str:
-    workers = [name for name, value in vars(module).items() if isinstance(value, KafkaWorker)]
+    workers = [name for name, value in vars(module).items() if isinstance(value, Worker)]
     if workers:
         return "It has " + ", ".join(f"{module_name}:{name}" for name in workers)
-    return "It has no KafkaWorker at all; make one: worker = KafkaWorker(bindings=[...], store=..., kafka=...)"
+    return (
+        "It has no worker at all; make one: worker = KafkaWorker(bindings=[...], store=..., kafka=...), or "
+        "WorkflowWorker(workflows=[...], store=...) for submitted runs"
+    )

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import sys
 
-from pyrula.cli.load import find_worker
+from pyrula.cli.load import find_kafka_worker
 from pyrula.cli.numbers import count
 from pyrula.cli.problem import Problem
 from pyrula.kafka import KafkaWorker
@@ -33,7 +33,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    worker = find_worker(arguments.worker)
+    worker = find_kafka_worker(arguments.worker)
     try:
         return asyncio.run(_look(worker, arguments))
     except PyrulaError as error:

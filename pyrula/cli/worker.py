@@ -16,10 +16,11 @@ log = logging.getLogger("pyrula.cli")
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "worker",
-        help="run a worker on real Kafka and a real store",
+        help="run a worker on real servers",
         description=(
-            "Run a KafkaWorker until SIGTERM or Ctrl-C; then it finishes the records at hand, commits and leaves."
-            " A second signal ends it at once. WORKER is a KafkaWorker in MODULE, or a function that returns one."
+            "Run a KafkaWorker or a WorkflowWorker until SIGTERM or Ctrl-C; then it finishes what is at hand, commits"
+            " and leaves. A second signal ends it at once. WORKER is a worker in MODULE, or a function that returns"
+            " one."
         ),
     )
     parser.add_argument("worker", metavar="MODULE:WORKER", help="such as shop.orders:worker")

@@ -41,6 +41,7 @@ from pyrula.workflows.model import RunInfo
 from pyrula.workflows.policies import Collect, Debounce, Limit, Rate, Retry
 from pyrula.workflows.schedules import Cron, Every
 from pyrula.workflows.store.events import Event
+from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.memory import MemoryStore
 from pyrula.workflows.store.refusals import (
@@ -68,6 +69,7 @@ __all__ = [
     "EgressEvent",
     "Event",
     "Every",
+    "History",
     "InboxFullError",
     "InlineWorkflowRunner",
     "InterruptAnswer",

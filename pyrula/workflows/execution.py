@@ -5,8 +5,8 @@ the caller's context stays as it was. A body that never suspends costs no turn o
 """
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from math import inf
@@ -36,7 +36,6 @@ from pyrula.workflows.engine.retry import first, without_end
 from pyrula.workflows.engine.run import RUN
 from pyrula.workflows.errors import ConfigurationError, NonDeterminismError, RunCancelled
 from pyrula.workflows.replay.journal import Journal
-from pyrula.workflows.store.payloads import Failure, encode_refusal
 
 __all__ = [
     "ChildRequest",
@@ -47,8 +46,8 @@ __all__ = [
     "Outcome",
     "Output",
     "RunHost",
-    "answer_from_journal",
     "install",
+    "replayed",
     "uninstall",
     "without_end",
 ]
@@ -298,20 +297,18 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
-async def answer_from_journal(
+@asynccontextmanager
+async def replayed(
     definition: WorkflowDefinition[Any, Any],
     run_id: str,
     kwargs: dict[str, Any],
     rows: Iterable[tuple[int, bytes]],
-    name: str,
-    payload: bytes,
     *,
     clock: Clock,
     tenant: tuple[str, Any] = ("", None),
     attempt: int = 1,
-    seconds: float = 10.0,
-) -> bytes:
-    """A query's answer by a run that nobody holds: its journal is replayed, and the body asked where it then stands."""
+) -> AsyncIterator[Execution]:
+    """A run that nobody holds, while its journal is replayed: nothing is written, no step starts."""
     host: Any = _Reader(tenant)
     journal = Journal.load(rows)
     run = Execution(definition, run_id, host, (), kwargs, journal=journal, attempt=attempt, clock=clock)
@@ -319,10 +316,7 @@ async def answer_from_journal(
     desk.read_only = True
     running = asyncio.create_task(run.run())
     try:
-        async with asyncio.timeout(seconds):
-            return await run.query(name, payload)
-    except TimeoutError:
-        return encode_refusal(Failure("", f"the run's journal wasn't replayed within {seconds:g} s"))
+        yield run
     finally:
         run.cut()
         await running

@@ -14,20 +14,20 @@ from pydantic import BaseModel
 
 from pyrula.workflows.client import RunHandle, WorkflowClient
 from pyrula.workflows.clock import ManualClock, SystemClock, to_seconds
+from pyrula.workflows.codec import loads
 from pyrula.workflows.context import Context
 from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step_of
 from pyrula.workflows.errors import NonDeterminismError, PyrulaError
-from pyrula.workflows.execution import answer_from_journal
+from pyrula.workflows.execution import replayed
 from pyrula.workflows.inline import Driver
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.params import Params
+from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, RunStatus
 from pyrula.workflows.store.memory import MemoryStore
-from pyrula.workflows.store.payloads import read_answer
 from pyrula.workflows.store.refusals import RunNotFoundError
-from pyrula.workflows.store.runs import History
 
-__all__ = ["NothingMoves", "WorkflowTestEnv", "replay"]
+__all__ = ["History", "NothingMoves", "WorkflowTestEnv", "replay"]
 
 R = TypeVar("R")
 
@@ -233,30 +233,40 @@ def _with_mocks(
     return other
 
 
-async def replay(workflow: WorkflowDefinition[..., Any], history: History) -> None:
-    """Run a saved history (`await handle.history()`) against today's code. NonDeterminismError if they don't fit.
+async def replay(
+    workflow: WorkflowDefinition[..., Any], history: History, *, timeout: float | timedelta = 10.0
+) -> None:
+    """Run a saved history against today's code: `await handle.history()`, or `History.load(file)`.
 
-    No step is executed: what the body asks for beyond its history is never answered.
+    Raises NonDeterminismError if they don't fit, ValueError if the body takes other params now. No step is executed:
+    what the body asks for beyond its history is never answered. `timeout` is for a body that never comes to rest.
     """
+    if workflow.name != history.name:
+        raise ValueError(
+            f"the history of run {history.run_id} is one of workflow {history.name!r}, not of {workflow.name!r}"
+        )
     loop = asyncio.get_running_loop()
+    seconds = to_seconds(timeout, "replay(timeout=)", zero=False)
     prepare(loop)
     try:
-        answer = await answer_from_journal(
+        async with replayed(
             workflow,
             history.run_id,
             Params.of(workflow).decode(history.params),
             history.rows,
-            _NO_QUERY,
-            b'{"args":[],"kwargs":{}}',
             clock=SystemClock(),
-            tenant=(history.owner, None),
+            tenant=(history.owner, loads(history.metadata)),
             attempt=history.attempt,
-        )
+        ) as run:
+            try:
+                async with asyncio.timeout(seconds):
+                    await run.come_to_rest()
+            except TimeoutError:
+                raise NonDeterminismError(
+                    f"run {history.run_id} ({history.name}) didn't come to rest within {seconds:g} s: its body waits "
+                    "for something that isn't journaled, where its journal goes on; such waits belong in steps"
+                ) from None
+            if run.stopped == "paused" and run.error is not None:
+                raise run.error
     finally:
         give_back(loop)
-    _, failure = read_answer(answer)
-    if failure is not None and failure.type.endswith(NonDeterminismError.__qualname__):
-        raise NonDeterminismError(failure.message)
-
-
-_NO_QUERY = "\x00"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pyrula.workflows import Context, RunCancelled
 from pyrula.workflows.codec import loads
-from pyrula.workflows.execution import answer_from_journal
+from pyrula.workflows.execution import replayed
 from pyrula.workflows.store.payloads import encode_query, read_answer
 from tests.engine.rig import dump, in_new_loop
 from tests.engine.talk_rig import Life, Stored
@@ -173,10 +173,10 @@ class Case:
 
     async def read(self, stored: Stored) -> Any:
         world, self.world = self.world, World()
-        answer = await answer_from_journal(
-            self.life.definition, self.life.run_id, {}, sorted(stored.rows.items()), "trace",
-            encode_query((), {}, "q"), clock=self.life.clock, seconds=20,
-        )  # fmt: skip
+        rows = sorted(stored.rows.items())
+        async with replayed(self.life.definition, self.life.run_id, {}, rows, clock=self.life.clock) as run:
+            async with asyncio.timeout(20):
+                answer = await run.query("trace", encode_query((), {}, "q"))
         started, self.world = self.world.started, world
         assert started == []
         value, failure = read_answer(answer)

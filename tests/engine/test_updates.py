@@ -8,7 +8,7 @@ import pytest
 
 from pyrula.workflows import Context
 from pyrula.workflows.codec import loads
-from pyrula.workflows.execution import LetGo, answer_from_journal
+from pyrula.workflows.execution import LetGo, replayed
 from pyrula.workflows.store.payloads import encode_query, read_answer, read_failure
 from tests.engine.talk_rig import Life
 
@@ -332,10 +332,9 @@ async def test_a_query_of_a_run_that_is_let_go() -> None:
 
 
 async def read(life: Life, name: str) -> Any:
-    answer = await answer_from_journal(
-        life.definition, life.run_id, {}, sorted(life.stored.rows.items()), name, encode_query((), {}, "q"),
-        clock=life.clock, seconds=2.0,
-    )  # fmt: skip
+    async with replayed(life.definition, life.run_id, {}, sorted(life.stored.rows.items()), clock=life.clock) as run:
+        async with asyncio.timeout(2.0):
+            answer = await run.query(name, encode_query((), {}, "q"))
     value, failure = read_answer(answer)
     return value if failure is None else failure
 

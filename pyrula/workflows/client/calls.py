@@ -27,6 +27,7 @@ from pyrula.workflows.errors import (
     UpdateTimeout,
 )
 from pyrula.workflows.store.events import Event, decode_event
+from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
 from pyrula.workflows.store.messages import Applied, Delivered, Message
@@ -40,7 +41,7 @@ from pyrula.workflows.store.payloads import (
     read_failure,
 )
 from pyrula.workflows.store.refusals import RunFinishedError
-from pyrula.workflows.store.runs import History, Query, Result, RunSender, ScheduleStore
+from pyrula.workflows.store.runs import Query, Result, RunSender, ScheduleStore
 
 __all__ = ["Named", "RunCalls", "SendingStore", "signal_message"]
 

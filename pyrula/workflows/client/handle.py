@@ -10,8 +10,8 @@ from pyrula.workflows.client.refs import RunRef
 from pyrula.workflows.client.report import RunReport
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.store.events import Event
+from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import RunStatus
-from pyrula.workflows.store.runs import History
 
 __all__ = ["RunHandle"]
 

@@ -8,6 +8,7 @@ from typing import Self
 from pyrula.workflows.codec import dumps
 from pyrula.workflows.engine.crew import Crew
 from pyrula.workflows.engine.desk import Desk
+from pyrula.workflows.engine.parts import DeskLike
 from pyrula.workflows.engine.retry import end_of_kept, kept_notes, rows_to_drop
 from pyrula.workflows.engine.run import Run
 from pyrula.workflows.errors import NonDeterminismError, PyrulaError
@@ -69,6 +70,15 @@ class Attended(Run):
 
         Raises LetGo when the run isn't held here any more.
         """
+        desk = await self.come_to_rest()
+        if self.stopped in ("cut", "parked"):
+            raise LetGo(f"run {self.run_id} was let go before it could be asked; ask again whoever holds it now")
+        if isinstance(self.error, NonDeterminismError):
+            return encode_refusal(failure_of(self.error))
+        return desk.answer(name, payload)
+
+    async def come_to_rest(self) -> DeskLike:
+        """Waits until the run has come to rest, or to its end."""
         if self.desk is None:
             self.desk = Desk()
         while not self._at_rest():
@@ -76,11 +86,7 @@ class Attended(Run):
             self.desk.questions.append(question)
             self.look()
             await question
-        if self.stopped in ("cut", "parked"):
-            raise LetGo(f"run {self.run_id} was let go before it could be asked; ask again whoever holds it now")
-        if isinstance(self.error, NonDeterminismError):
-            return encode_refusal(failure_of(self.error))
-        return self.desk.answer(name, payload)
+        return self.desk
 
     def _at_rest(self) -> bool:
         desk, crew = self.desk, self.crew

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.store.events import encode_event
+from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, RunStatus
 from pyrula.workflows.store.memory_ready import Class, ReadyQueue
@@ -27,7 +28,7 @@ from pyrula.workflows.store.messages import (
     wakes,
 )
 from pyrula.workflows.store.refusals import RunNotFoundError
-from pyrula.workflows.store.runs import RETENTION_SECONDS, History, Query, Schedule
+from pyrula.workflows.store.runs import RETENTION_SECONDS, Query, Schedule
 
 Holder = tuple[str, int]
 

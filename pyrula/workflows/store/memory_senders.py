@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pyrula.workflows.errors import SerializationError
 from pyrula.workflows.model import MAX_VALUE
+from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId, new_run_id, shard_for
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.memory_board import Asked, Board, Chain, Known
@@ -18,7 +19,7 @@ from pyrula.workflows.store.refusals import (
     TransitionRefused,
     not_waiting,
 )
-from pyrula.workflows.store.runs import History, Query, Result, RunDetail, Submission, Submitted, Subscription
+from pyrula.workflows.store.runs import Query, Result, RunDetail, Submission, Submitted, Subscription
 
 
 class Listening:

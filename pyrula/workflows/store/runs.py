@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import (
     Applied,
@@ -140,20 +141,6 @@ class RunDetail:
     cancel_requested: bool
     value: bytes
     error: bytes | None
-
-
-class History(NamedTuple):
-    """All that a read-only replay needs; of exactly the link asked for."""
-
-    run_id: str
-    name: str
-    version: str | None
-    status: RunStatus
-    params: bytes
-    rows: tuple[tuple[int, bytes], ...]
-    attempt: int
-    owner: str
-    metadata: bytes
 
 
 class Beat(NamedTuple):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import loads
 from pyrula.workflows.errors import PyrulaError, StoreUnavailable
-from pyrula.workflows.execution import LetGo, answer_from_journal
+from pyrula.workflows.execution import LetGo, replayed
 from pyrula.workflows.params import Params
 from pyrula.workflows.store.payloads import Failure, encode_refusal, failure_of
 from pyrula.workflows.store.runs import Query, RunStore
@@ -114,15 +114,13 @@ class Answers:
         if definition is None:
             text = f"workflow {history.name!r}, version {history.version!r}, isn't served here any more"
             return encode_refusal(Failure("", text))
-        return await answer_from_journal(
+        async with replayed(
             definition,
             history.run_id,
             Params.of(definition).decode(history.params),
             history.rows,
-            query.name,
-            query.payload,
             clock=self._clock,
             tenant=(history.owner, loads(history.metadata)),
             attempt=history.attempt,
-            seconds=self._seconds,
-        )
+        ) as run:
+            return await run.query(query.name, query.payload)

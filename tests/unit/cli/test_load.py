@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from pyrula.cli.load import find_bindings, find_worker, import_file
+from pyrula.cli.load import find_bindings, find_kafka_worker, find_store, find_worker, import_file
 from pyrula.cli.problem import Problem
+from pyrula.kafka import KafkaWorker
+from pyrula.workflows import MemoryStore, ValkeyStore, WorkflowWorker
 
 _WORKFLOW = """
 from pyrula.kafka import Binding, KafkaOptions, KafkaWorker
@@ -113,6 +115,16 @@ def test_an_error_in_the_file_is_shown_from_its_own_first_line_on(folder: Folder
     assert "pyrula/cli" not in said
 
 
+def test_of_the_traceback_only_the_users_own_frames_are_shown(folder: Folder) -> None:
+    path = folder.write("shop_wrong_option", 'Binding(greet, topic="a", group="g", max_concurrency=0)')
+    with pytest.raises(Problem) as problem:
+        import_file(path)
+    said = str(problem.value)
+    assert said.count('File "') == 1
+    assert "shop_wrong_option.py" in said
+    assert "ConfigurationError: " in said
+
+
 def test_a_syntax_error_shows_its_place(folder: Folder) -> None:
     with pytest.raises(Problem, match=r"(?s)shop_syntax.py.*def \(.*SyntaxError"):
         import_file(folder.write("shop_syntax", "def (", workflow=False))
@@ -136,21 +148,55 @@ _WORKER = 'KafkaWorker([Binding(greet, topic="a", group="g")], store=MemoryStore
 )
 def test_a_worker_is_an_object_or_what_a_function_returns(folder: Folder, code: str, name: str) -> None:
     folder.write("shop_worker", code)
-    assert topics(list(find_worker(f"shop_worker:{name}").bindings)) == ["a"]
+    worker = find_worker(f"shop_worker:{name}")
+    assert isinstance(worker, KafkaWorker)
+    assert topics(list(worker.bindings)) == ["a"]
+
+
+def test_a_worker_of_submitted_runs_is_one_too(folder: Folder) -> None:
+    code = "from pyrula.workflows import WorkflowWorker\nworker = WorkflowWorker([greet], store=MemoryStore())"
+    folder.write("shop_runs", code)
+    assert isinstance(find_worker("shop_runs:worker"), WorkflowWorker)
+    with pytest.raises(Problem, match="shop_runs:worker is a WorkflowWorker: it needs no topics"):
+        find_kafka_worker("shop_runs:worker")
+
+
+def test_a_store_is_a_url_or_a_name_in_a_module(folder: Folder) -> None:
+    folder.write("shop_store", f"store = MemoryStore()\nworker = {_WORKER}\nother = 5")
+    assert isinstance(find_store("shop_store:store", None, None), MemoryStore)
+    assert isinstance(find_store("shop_store:worker", None, None), MemoryStore)
+    store = find_store("valkey://localhost:1", "orders", 4)
+    assert isinstance(store, ValkeyStore)
+    assert (store.namespace, store.shards) == ("orders", 4)
+
+
+@pytest.mark.parametrize(
+    ("target", "namespace", "said"),
+    [
+        ("shop_stores:other", None, "is a int, not a store or a worker; give a URL"),
+        ("shop_stores:other", "orders", "go with a store's URL"),
+        ("http://localhost", None, "--store http://localhost: "),
+        ("localhost", None, "'localhost' is not MODULE:NAME"),
+    ],
+)
+def test_what_is_no_store_is_told(folder: Folder, target: str, namespace: str | None, said: str) -> None:
+    folder.write("shop_stores", "other = 5")
+    with pytest.raises(Problem, match=said):
+        find_store(target, namespace, None)
 
 
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("shop_target", "is not MODULE:WORKER. Give a module and a name in it, like shop_target:worker"),
+        ("shop_target", "is not MODULE:NAME. Give a module and a name in it, like shop_target:worker"),
         ("shop_target.py", "like shop_target:worker"),
         ("some/shop_target.py:worker", "name the module as Python imports it: some.shop_target:worker"),
         ("nosuchmodule:worker", "there is no module 'nosuchmodule'"),
         ("nosuchpackage.orders:worker", "there is no module 'nosuchpackage'"),
         ("shop_target:workr", "has no 'workr'. It has shop_target:billing"),
-        ("shop_target:greet", "is a WorkflowDefinition, not a KafkaWorker"),
+        ("shop_target:greet", "is a WorkflowDefinition, not a worker"),
         ("shop_target:fails", "RuntimeError: no settings"),
-        ("shop_target:bindings", "is a list, not a KafkaWorker"),
+        ("shop_target:bindings", "is a list, not a worker"),
     ],
 )
 def test_a_wrong_target_says_what_is_right(folder: Folder, target: str, said: str) -> None:

@@ -6,13 +6,14 @@ from hashlib import blake2b
 from typing import Any
 
 from pyrula.workflows.store.events import encode_event
+from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId, new_run_id, shard_for
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import Applied, Parent
 from pyrula.workflows.store.refusals import (
     RunNotFoundError,
 )
-from pyrula.workflows.store.runs import History, Query, Result, RunDetail, Submission, Submitted, Subscription
+from pyrula.workflows.store.runs import Query, Result, RunDetail, Submission, Submitted, Subscription
 from pyrula.workflows.store.valkey.run_inbox import ValkeyInbox
 from pyrula.workflows.store.valkey.run_keys import (
     answer_key,
@@ -85,6 +86,8 @@ class ValkeyRunSender(ValkeyInbox):
             blake2b(submission.params, digest_size=16).hexdigest().encode(),
             event,
             (submission.version or "").encode(),
+            class_of(submission.name, None),
+            b"1" if submission.owner else b"",
             b"%d" % len(fields),
             *(part for field in fields.items() for part in field),
             *([b""] if message is None else message_arguments(message)),
