@@ -73,11 +73,17 @@ class WorkflowTestEnv:
         idempotency_key: str | None = None,
         owner: str = "",
         metadata: Any = None,
+        priority: int = 0,
     ) -> RunHandle[R]:
         """Start a run, and drive it until it waits or ends."""
         self._driver.serve(workflow)
         return await self.client.submit(
-            workflow, params, idempotency_key=idempotency_key, owner=owner, metadata=metadata
+            workflow,
+            params,
+            idempotency_key=idempotency_key,
+            owner=owner,
+            metadata=metadata,
+            priority=priority,
         )
 
     async def advance(self, by: timedelta | float) -> None:

@@ -15,6 +15,7 @@ from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.execution import ChildRequest, Execution, Outcome
 from pyrula.workflows.replay.journal import Entry, Journal, encode_row
+from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.messages import Applied, Child, Interrupt, Kind, Message, Unread, Wait
 from pyrula.workflows.store.payloads import encode_query, read_answer
 from tests.engine.rig import dump
@@ -127,7 +128,7 @@ class TalkHost:
         self.idles += 1
         self.on_idle(run)
 
-    def new_child_id(self, run: Execution, name: str) -> str:
+    def new_child_id(self, run: Execution, name: str, stamp: Stamp | None) -> str:
         self._children += 1
         return f"child-{name}-{len(self.stored.children) + self._children}"
 

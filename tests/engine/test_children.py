@@ -49,7 +49,7 @@ async def test_a_childs_result() -> None:
     life.begin()
     await life.settle()
     (request,) = life.stored.submitted
-    assert request[1:] == ("ship", b'{"weight":5}', "7", "cancel")
+    assert request[1:] == ("ship", b'{"weight":5}', "7", "cancel", None)
     assert life.stored.children == [(request.run_id, "cancel")]
     assert await life.park() == (("child", request.run_id, None),)
     life.begin()

@@ -3,8 +3,9 @@
 from datetime import timedelta
 
 from pyrula.workflows.clock import to_seconds
+from pyrula.workflows.store.runs import MAX_PRIORITY, MIN_PRIORITY
 
-__all__ = ["RunRef", "checked_text", "seconds_or_none"]
+__all__ = ["RunRef", "checked_priority", "checked_text", "seconds_or_none"]
 
 
 class RunRef:
@@ -34,6 +35,13 @@ def checked_text(value: str, what: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{what} is no text that UTF-8 can hold: {error}") from error
     return value
+
+
+def checked_priority(priority: int) -> int:
+    if not isinstance(priority, int) or isinstance(priority, bool) or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+        bounds = f"from {MIN_PRIORITY} to {MAX_PRIORITY}"
+        raise ValueError(f"priority must be a whole number {bounds}, not {priority!r:.100}")
+    return priority
 
 
 def seconds_or_none(duration: float | timedelta | None, what: str) -> float | None:

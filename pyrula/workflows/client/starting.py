@@ -1,12 +1,13 @@
 """WorkflowClient: starts runs, and finds those that exist.
 
-Rules: what is stamped on a run (its version, later its flow control) comes from the definition that this process has
+Rules: what is stamped on a run (its version, its flow control) comes from the definition that this process has
 imported. A name it hasn't imported is submitted without, and logged. The client makes the run's id, so that the store
 may send a submission again.
 """
 
 import logging
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -14,7 +15,8 @@ from pydantic import BaseModel
 
 from pyrula.workflows.client.calls import Named, RunCalls, SendingStore, signal_message
 from pyrula.workflows.client.handle import RunHandle
-from pyrula.workflows.client.refs import RunRef, checked_text
+from pyrula.workflows.client.listing import RunCounts, RunPage, Statuses, count_runs, list_runs
+from pyrula.workflows.client.refs import RunRef, checked_priority, checked_text
 from pyrula.workflows.client.schedules import ScheduleClient
 from pyrula.workflows.client.waiting import Waits
 from pyrula.workflows.clock import to_seconds
@@ -22,6 +24,7 @@ from pyrula.workflows.codec import encode_message
 from pyrula.workflows.definition import WorkflowDefinition, find_definition
 from pyrula.workflows.model import MAX_VALUE
 from pyrula.workflows.params import Params, encode_unchecked
+from pyrula.workflows.stamps import stamp_of
 from pyrula.workflows.store.messages import Message
 from pyrula.workflows.store.runs import Submission
 
@@ -78,6 +81,38 @@ class WorkflowClient(RunCalls):
         """What starts runs by the clock."""
         return ScheduleClient(self.store, self._open, self.submit)
 
+    async def list(
+        self,
+        *,
+        name: str | None = None,
+        status: Statuses = None,
+        owner: str | None = None,
+        since: datetime | timedelta | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> RunPage:
+        """Runs, the newest first: of one workflow, in one of these statuses (or "parked", "finished", "unfinished"), of
+        one owner (""  for none), submitted since then or since so long ago. At most 1,000; `cursor` is the page's before.
+
+        A page may be short and still have a cursor: go on until it has none. Finished runs are listed until their
+        retention is over."""
+        await self._open()
+        return await list_runs(
+            self.store,
+            self.store.now(),
+            name=name,
+            status=status,
+            owner=owner,
+            since=since,
+            limit=limit,
+            cursor=cursor,
+        )
+
+    async def counts(self, name: str | None = None) -> RunCounts:
+        """How many runs of a workflow, or of all, are in each status, and for how long the first is queued."""
+        await self._open()
+        return await count_runs(self.store, self.store.now(), name=name)
+
     async def close(self) -> None:
         """Close the store. Not for a client whose store others use."""
         await self.store.close()
@@ -92,6 +127,7 @@ class WorkflowClient(RunCalls):
         idempotency_key: str | None = None,
         owner: str = "",
         metadata: Any = None,
+        priority: int = 0,
     ) -> RunHandle[R]: ...
 
     @overload
@@ -103,6 +139,7 @@ class WorkflowClient(RunCalls):
         idempotency_key: str | None = None,
         owner: str = "",
         metadata: Any = None,
+        priority: int = 0,
     ) -> RunHandle[Any]: ...
 
     async def submit(
@@ -113,12 +150,15 @@ class WorkflowClient(RunCalls):
         idempotency_key: str | None = None,
         owner: str = "",
         metadata: Any = None,
+        priority: int = 0,
     ) -> RunHandle[Any]:
         """Queue a run. `name` is a workflow's name or its definition; `params` are the body's keyword arguments.
 
         A repeat of `idempotency_key` gives the first run, whatever became of it, until its retention is over. `owner`
-        is the tenant, for fair claims. `metadata` is anything that JSON holds. ValueError for params that don't fit."""
-        return await self._submit(name, params, idempotency_key, owner, metadata, None)
+        is the tenant, for fair claims; `priority`, from -100 to 100, orders the runs of one owner: the highest first,
+        then the oldest. `metadata` is anything that JSON holds. ValueError for params that don't fit, or for which the
+        key of a policy fails."""
+        return await self._submit(name, params, idempotency_key, owner, metadata, priority, None)
 
     @overload
     async def signal_with_start(
@@ -132,6 +172,7 @@ class WorkflowClient(RunCalls):
         signal_id: str | None = None,
         owner: str = "",
         metadata: Any = None,
+        priority: int = 0,
     ) -> RunHandle[R]: ...
 
     @overload
@@ -146,6 +187,7 @@ class WorkflowClient(RunCalls):
         signal_id: str | None = None,
         owner: str = "",
         metadata: Any = None,
+        priority: int = 0,
     ) -> RunHandle[Any]: ...
 
     async def signal_with_start(
@@ -159,13 +201,14 @@ class WorkflowClient(RunCalls):
         signal_id: str | None = None,
         owner: str = "",
         metadata: Any = None,
+        priority: int = 0,
     ) -> RunHandle[Any]:
         """Send a signal to the run of this `idempotency_key`, which is queued first if there is none.
 
         RunFinishedError if that run has ended."""
         checked_text(idempotency_key, "idempotency_key")
         message = signal_message(signal, payload, signal_id)
-        return await self._submit(name, params, idempotency_key, owner, metadata, message)
+        return await self._submit(name, params, idempotency_key, owner, metadata, priority, message)
 
     @overload
     def handle(self, name: WorkflowDefinition[..., R], run_id: str | RunRef) -> RunHandle[R]: ...
@@ -184,6 +227,7 @@ class WorkflowClient(RunCalls):
         idempotency_key: str | None,
         owner: str,
         metadata: Any,
+        priority: int,
         message: Message | None,
     ) -> RunHandle[Any]:
         definition = named if isinstance(named, WorkflowDefinition) else find_definition(named)
@@ -192,17 +236,19 @@ class WorkflowClient(RunCalls):
             checked_text(idempotency_key, "idempotency_key")
         if owner:
             checked_text(owner, "owner")
+        checked_priority(priority)
         if definition is None:
             self._tell_unknown(name)
-            data, version = encode_unchecked(name, params), None
+            data, version, stamp = encode_unchecked(name, params), None, None
         else:
             _refuse_policies(definition)
             data, version = Params.of(definition).encode(params), definition.version
+            stamp = stamp_of(definition, data)
         noted = encode_message(metadata, f"workflow {name!r}: metadata", MAX_VALUE)
         if self._admit is not None:
             self._admit()
         await self._open()
-        run_id = self.store.new_run_id(name=name, idempotency_key=idempotency_key)
+        run_id = self.store.new_run_id(name=name, idempotency_key=idempotency_key, stamp=stamp)
         submission = Submission(
             run_id,
             name,
@@ -212,6 +258,8 @@ class WorkflowClient(RunCalls):
             owner=owner,
             metadata=noted,
             message=message,
+            stamp=stamp,
+            priority=priority,
         )
         submitted = await self.store.submit(submission)
         if not submitted.same_params:
@@ -236,7 +284,7 @@ class WorkflowClient(RunCalls):
 
 def _refuse_policies(definition: WorkflowDefinition[..., Any]) -> None:
     """Flow control is enforced by the store, which doesn't do it yet: a run that ignores it would do harm."""
-    for policy in (definition.concurrency, definition.rate_limit, definition.trigger):
+    for policy in (definition.concurrency, definition.rate_limit):
         if policy is not None:
             raise NotImplementedError(
                 f"workflow {definition.name!r}: {type(policy).__name__}(...): submitted runs have no flow control yet"

@@ -4,6 +4,7 @@ from collections.abc import Awaitable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from pyrula.workflows.replay.journal import Entry
+from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.messages import Applied, Child, Interrupt
 
 __all__ = ["COMPLETED", "ChildRequest", "ContinueAsNew", "Continued", "Host", "Outcome", "Output", "RunHost", "Status"]
@@ -30,6 +31,7 @@ class ChildRequest(NamedTuple):
     params: bytes
     version: str | None
     on_parent_close: Literal["cancel", "abandon"]
+    stamp: Stamp | None = None
 
 
 class ContinueAsNew(NamedTuple):
@@ -109,7 +111,7 @@ class RunHost(Host, Protocol):
     def idle(self, run: "Any") -> None:
         """The run could be parked now: `run.hold()`."""
 
-    def new_child_id(self, run: "Any", name: str) -> str:
+    def new_child_id(self, run: "Any", name: str, stamp: Stamp | None) -> str:
         """The id of a child-to-be."""
 
     async def submit(self, run: "Any", request: ChildRequest) -> None:

@@ -14,6 +14,7 @@ from pyrula.workflows.engine.operations import CrewOperation, Deliverer
 from pyrula.workflows.engine.remains import Torn
 from pyrula.workflows.errors import DurableInvocationCancelled, DurableInvocationError, PyrulaError
 from pyrula.workflows.replay.journal import Entry
+from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.messages import Child, Interrupt, Unread, Wait
 from pyrula.workflows.store.payloads import read_failure, read_resume
@@ -153,15 +154,21 @@ def _interrupt_note(run: Any, op: str, payload: bytes) -> Entry:
 class StartChildOperation(CrewOperation):
     """Submits a child: its intent is durable first, so that after a crash the same child is submitted again."""
 
-    __slots__ = ("_on_parent_close", "_params", "_task", "_version")
+    __slots__ = ("_on_parent_close", "_params", "_stamp", "_task", "_version")
 
     def __init__(
-        self, name: str, params: bytes, version: str | None, on_parent_close: Literal["cancel", "abandon"]
+        self,
+        name: str,
+        params: bytes,
+        version: str | None,
+        on_parent_close: Literal["cancel", "abandon"],
+        stamp: Stamp | None = None,
     ) -> None:
         super().__init__("start_child", name)
         self._params = params
         self._version = version
         self._on_parent_close = on_parent_close
+        self._stamp = stamp
         self._task: asyncio.Task[None] | None = None
 
     def start(self, crew: Deliverer) -> None:
@@ -176,14 +183,15 @@ class StartChildOperation(CrewOperation):
             return
         note = run.journal.note("child", self.id) if run.journal is not None else None
         if note is None:
-            child_id = host.new_child_id(run, self.name)
-            note = Entry("child", self.id, "start_child", self.name, None, None, dumps(child_id))
+            child_id = host.new_child_id(run, self.name, self._stamp)
+            intent = dumps(child_id if self._stamp is None else [child_id, self._stamp.encode().decode()])
+            note = Entry("child", self.id, "start_child", self.name, None, None, intent)
             run.write(note)
             host.adopt(run, Child(child_id, self._on_parent_close))
             host.event(run, "child_started", op=self.id, run_id=child_id, name=self.name)
-        request = ChildRequest(
-            loads(note.value or b'""'), self.name, self._params, self._version, self._on_parent_close
-        )
+        # the id was made for the stamp: the workflow may have other policies by now
+        child_id, stamp = _read_intent(note)
+        request = ChildRequest(child_id, self.name, self._params, self._version, self._on_parent_close, stamp)
         self._task = asyncio.Task(self._submit(crew, host, request), loop=crew.loop, name=f"child {self.name}")
         crew.on_executing(self._task)
 
@@ -207,6 +215,14 @@ class StartChildOperation(CrewOperation):
     @property
     def under_way(self) -> bool:
         return self._task is not None
+
+
+def _read_intent(note: Entry) -> tuple[str, Stamp | None]:
+    intent = loads(note.value or b'""')
+    if isinstance(intent, str):
+        return intent, None
+    child_id, stamp = intent
+    return child_id, Stamp.decode(stamp.encode())
 
 
 class ChildResultOperation(LetterOperation):

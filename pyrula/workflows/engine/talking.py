@@ -26,6 +26,7 @@ from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.engine.update import UpdateHandler
 from pyrula.workflows.errors import PyrulaError
 from pyrula.workflows.params import Params, encode_unchecked
+from pyrula.workflows.stamps import stamp_of
 from pyrula.workflows.store.payloads import InterruptAnswer, encode_payload
 
 __all__ = ["ChildHandle", "Talking"]
@@ -147,11 +148,12 @@ class Talking:
         run = self._run
         definition = find_definition(workflow) if isinstance(workflow, str) else workflow
         if definition is None:
-            data, name, version = encode_unchecked(workflow, params), workflow, None
+            data, name, version, stamp = encode_unchecked(workflow, params), workflow, None, None
         else:
             data, name, version = Params.of(definition).encode(params), definition.name, definition.version
+            stamp = stamp_of(definition, data)
         await run.admit()
-        operation = StartChildOperation(name, data, version, on_parent_close)
+        operation = StartChildOperation(name, data, version, on_parent_close, stamp)
         run_id: str = await self._ask(operation)
         codec = Codec.of() if definition is None else definition.return_codec
         return ChildHandle(run, run_id, lambda: ChildResultOperation(run_id, operation.id, codec.decode))

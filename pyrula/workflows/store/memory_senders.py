@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pyrula.workflows.errors import SerializationError
 from pyrula.workflows.model import MAX_VALUE
+from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId, new_run_id, shard_for
 from pyrula.workflows.store.lifecycle import RunStatus
@@ -19,7 +20,7 @@ from pyrula.workflows.store.refusals import (
     TransitionRefused,
     not_waiting,
 )
-from pyrula.workflows.store.runs import Query, Result, RunDetail, Submission, Submitted, Subscription
+from pyrula.workflows.store.runs import Origin, Query, Result, RunDetail, Submission, Submitted, Subscription
 
 
 class Listening:
@@ -49,9 +50,21 @@ class MemoryRunSender:
     shards: ClassVar[int] = 16
     _board: Board
 
-    def new_run_id(self, *, name: str, idempotency_key: str | None = None, parent: str | None = None) -> str:
-        if idempotency_key is not None:
+    def new_run_id(
+        self,
+        *,
+        name: str,
+        idempotency_key: str | None = None,
+        parent: str | None = None,
+        stamp: Stamp | None = None,
+        batch_key: str | None = None,
+    ) -> str:
+        if stamp is not None:
+            shard = shard_for(self.shards, name, *stamp.place)
+        elif idempotency_key is not None:
             shard = shard_for(self.shards, name, idempotency_key)
+        elif batch_key is not None:
+            shard = shard_for(self.shards, name, batch_key)
         elif parent is not None:
             shard = RunId.parse(parent).shard
         else:
@@ -224,9 +237,23 @@ class MemoryRunSender:
             error=chain.error if chain.finished or chain.status is RunStatus.PAUSED else None,
         )
 
+    async def origin(self, run_id: str) -> Origin:
+        await asyncio.sleep(0)
+        chain = self._board.find(run_id)
+        return Origin(chain.name, chain.owner)
+
     async def events(self, run_id: str) -> list[bytes]:
         await asyncio.sleep(0)
         return list(self._board.find(run_id).events)
+
+    async def events_of(self, run_id: str, start: int) -> list[bytes]:
+        await asyncio.sleep(0)
+        run = RunId.parse(run_id)
+        chain = self._board.find(run.chain)
+        if run.link == chain.link:
+            return chain.events[start:]
+        kept = chain.links.get(run.link)
+        return [] if kept is None else kept[2][start:]
 
     async def history(self, run_id: str) -> History:
         await asyncio.sleep(0)

@@ -18,8 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import RunStatus
+from pyrula.workflows.store.listing import RunLister
 from pyrula.workflows.store.messages import (
     Applied,
     Change,
@@ -36,13 +38,15 @@ from pyrula.workflows.store.messages import (
 )
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
+MIN_PRIORITY, MAX_PRIORITY = -100, 100
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A run to be queued. The caller makes the id by `RunStore.new_run_id`, so that sending it again is harmless.
 
-    `version` None: unstamped, any worker of the name may claim it. `stamp` is what flow control stamps, opaque yet.
+    `version` None: unstamped, any worker of the name may claim it. `stamp`: the gates it has to pass. `priority`, from
+    MIN_PRIORITY to MAX_PRIORITY, orders the runs of one owner: the highest first, then the oldest.
     """
 
     run_id: str
@@ -54,7 +58,15 @@ class Submission:
     metadata: bytes = b"null"
     parent: Parent | None = None
     message: Message | None = None
-    stamp: bytes = b""
+    stamp: Stamp | None = None
+    priority: int = 0
+
+
+class Origin(NamedTuple):
+    """What never changes of a run, over its whole chain."""
+
+    name: str
+    owner: str
 
 
 class Submitted(NamedTuple):
@@ -192,8 +204,17 @@ class Subscription(Protocol):
 class RunSender(Protocol):
     """The client's side."""
 
-    def new_run_id(self, *, name: str, idempotency_key: str | None = None, parent: str | None = None) -> str:
-        """An id on the shard where this run belongs: its idempotency key's, else its parent's, else any."""
+    def new_run_id(
+        self,
+        *,
+        name: str,
+        idempotency_key: str | None = None,
+        parent: str | None = None,
+        stamp: Stamp | None = None,
+        batch_key: str | None = None,
+    ) -> str:
+        """An id on the shard where this run belongs: where its gates are, else its idempotency key's, else its batch
+        key's, else its parent's, else any."""
 
     def now(self) -> float:
         """The store's clock, as far as this process knows it."""
@@ -225,8 +246,14 @@ class RunSender(Protocol):
 
     async def detail(self, run_id: str) -> RunDetail: ...
 
+    async def origin(self, run_id: str) -> Origin:
+        """Cheap: for who only wants to know whose run it is."""
+
     async def events(self, run_id: str) -> list[bytes]:
         """Of the live link, oldest first; see events.py."""
+
+    async def events_of(self, run_id: str, start: int) -> list[bytes]:
+        """Of exactly this link, from number `start` (0 is the first) on. A link without events has none."""
 
     async def history(self, run_id: str) -> History:
         """Of exactly this link."""
@@ -317,7 +344,7 @@ class ScheduleStore(Protocol):
         key, then write the next fire time with `expected`: one run a fire time, however many workers there are."""
 
 
-class RunStore(RunSender, RunHolder, ScheduleStore, Protocol):
+class RunStore(RunSender, RunHolder, ScheduleStore, RunLister, Protocol):
     """Everything about submitted runs."""
 
     async def open(self) -> None: ...

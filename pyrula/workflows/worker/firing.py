@@ -15,6 +15,7 @@ from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError, StoreUnavailable
 from pyrula.workflows.params import Params
 from pyrula.workflows.schedules import Plan, fires_of, first_fire
+from pyrula.workflows.stamps import Stamp, stamp_of
 from pyrula.workflows.store.lifecycle import TERMINAL
 from pyrula.workflows.store.refusals import RunNotFoundError
 from pyrula.workflows.store.runs import RunStore, Schedule, Submission
@@ -83,9 +84,9 @@ class Firing:
 
     async def _fire(self, schedule: Schedule, definition: WorkflowDefinition[Any, Any]) -> int:
         try:
-            _refuse_policies(definition)
             plan = Plan.decode(schedule.spec)
             params = Params.of(definition).encode(loads(plan.params))
+            stamp = stamp_of(definition, params)
         except (ConfigurationError, ValueError, LookupError, TypeError) as error:
             self._unusable.add((schedule.id, schedule.revision))
             log.error("schedule %r isn't fired: %s", schedule.id, error)
@@ -97,7 +98,7 @@ class Firing:
             if plan.overlap == "skip" and last is not None and not await self._ended(last):
                 skipped += 1
                 continue
-            last = await self._submit(schedule, plan, definition, params, moment, skipped)
+            last = await self._submit(schedule, plan, definition, params, stamp, moment, skipped)
             started, skipped = started + 1, 0
         if skipped:
             log.info("schedule %r: %d fires are left out", schedule.id, skipped)
@@ -111,6 +112,7 @@ class Firing:
         plan: Plan,
         definition: WorkflowDefinition[Any, Any],
         params: bytes,
+        stamp: Stamp | None,
         moment: float,
         skipped: int,
     ) -> str:
@@ -122,7 +124,7 @@ class Firing:
             "skipped": skipped,
             "metadata": loads(plan.metadata),
         }
-        run_id = self._store.new_run_id(name=definition.name, idempotency_key=key)
+        run_id = self._store.new_run_id(name=definition.name, idempotency_key=key, stamp=stamp)
         submission = Submission(
             run_id,
             definition.name,
@@ -131,6 +133,7 @@ class Firing:
             idempotency_key=key,
             owner=plan.owner,
             metadata=encode_message(metadata, f"schedule {schedule.id!r}: metadata"),
+            stamp=stamp,
         )
         return (await self._store.submit(submission)).run_id
 
@@ -139,8 +142,3 @@ class Firing:
             return await self._store.status(run_id) in TERMINAL
         except RunNotFoundError:
             return True
-
-
-def _refuse_policies(definition: WorkflowDefinition[Any, Any]) -> None:
-    if definition.concurrency or definition.rate_limit or definition.trigger:
-        raise ConfigurationError(f"workflow {definition.name!r} has flow control, which submitted runs don't have yet")

@@ -16,6 +16,7 @@ from pyrula.workflows.codec import loads
 from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.execution import ChildRequest, Execution
 from pyrula.workflows.replay.journal import Entry, encode_row
+from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.events import encode_event
 from pyrula.workflows.store.messages import Applied, Change, Child, End, Interrupt, Parent, Reply, Unread, Wait, wakes
 from pyrula.workflows.store.runs import ClaimedRun, Finished, RunStore, Submission
@@ -134,8 +135,8 @@ class HeldRun:
     def tenant(self, run: Any) -> tuple[str, Any]:
         return self.claimed.owner, loads(self.claimed.metadata)
 
-    def new_child_id(self, run: Any, name: str) -> str:
-        return self._store.new_run_id(name=name, parent=self.lease.run_id)
+    def new_child_id(self, run: Any, name: str, stamp: Stamp | None) -> str:
+        return self._store.new_run_id(name=name, parent=self.lease.run_id, stamp=stamp)
 
     async def submit(self, run: Any, request: ChildRequest) -> None:
         submission = Submission(
@@ -145,6 +146,7 @@ class HeldRun:
             version=request.version,
             owner=self.claimed.owner,
             parent=Parent(self.lease.run_id, request.run_id),
+            stamp=request.stamp,
         )
         await ask_until_answered(lambda: self._store.submit(submission))
 

@@ -7,9 +7,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from pyrula.workflows import (
-    Collect,
     ConfigurationError,
-    Debounce,
     Limit,
     MemoryStore,
     Rate,
@@ -130,8 +128,6 @@ async def test_a_name_that_is_not_imported_works_and_is_logged(
     [
         ({"concurrency": Limit("key", max=2)}, "Limit"),
         ({"rate_limit": Rate("key", per_second=5)}, "Rate"),
-        ({"trigger": Collect("key", max_events=5, window_seconds=1)}, "Collect"),
-        ({"trigger": Debounce("key", window_seconds=1)}, "Debounce"),
     ],
 )
 async def test_a_workflow_with_a_policy_is_refused_by_the_policys_name(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.events import encode_event
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId, new_run_id, shard_for
@@ -13,7 +14,7 @@ from pyrula.workflows.store.messages import Applied, Parent
 from pyrula.workflows.store.refusals import (
     RunNotFoundError,
 )
-from pyrula.workflows.store.runs import Query, Result, RunDetail, Submission, Submitted, Subscription
+from pyrula.workflows.store.runs import Origin, Query, Result, RunDetail, Submission, Submitted, Subscription
 from pyrula.workflows.store.valkey.run_inbox import ValkeyInbox
 from pyrula.workflows.store.valkey.run_keys import (
     answer_key,
@@ -38,10 +39,22 @@ from pyrula.workflows.store.valkey.run_wire import (
 class ValkeyRunSender(ValkeyInbox):
     """RunSender on Valkey."""
 
-    def new_run_id(self, *, name: str, idempotency_key: str | None = None, parent: str | None = None) -> str:
+    def new_run_id(
+        self,
+        *,
+        name: str,
+        idempotency_key: str | None = None,
+        parent: str | None = None,
+        stamp: Stamp | None = None,
+        batch_key: str | None = None,
+    ) -> str:
         runs = self._runs
-        if idempotency_key is not None:
+        if stamp is not None:
+            shard = shard_for(runs.shards, name, *stamp.place)
+        elif idempotency_key is not None:
             shard = shard_for(runs.shards, name, idempotency_key)
+        elif batch_key is not None:
+            shard = shard_for(runs.shards, name, batch_key)
         elif parent is not None:
             shard = runs.parse(parent).shard
         else:
@@ -65,8 +78,8 @@ class ValkeyRunSender(ValkeyInbox):
         names = [keys.hash, keys.events, keys.inbox, keys.met]
         if submission.version is not None:
             fields[b"version"] = submission.version.encode()
-        if submission.stamp:
-            fields[b"stamp"] = submission.stamp
+        if submission.stamp is not None:
+            fields[b"stamp"] = submission.stamp.encode()
         if submission.parent is not None:
             fields |= {b"parent": submission.parent.run_id.encode(), b"wait": submission.parent.wait.encode()}
         if key is not None:
@@ -158,6 +171,18 @@ class ValkeyRunSender(ValkeyInbox):
     async def _live(self, run_id: str) -> RunId:
         run, found = await self._look(run_id, b"status")
         return run._replace(link=int(found[1]))
+
+    async def origin(self, run_id: str) -> Origin:
+        hash_key = self._runs.keys(self._runs.parse(run_id)).hash
+        name, owner = await self._runs.funnel.ask(b"HMGET", hash_key, b"name", b"owner")
+        if name is None:
+            raise RunNotFoundError(run_id)
+        return Origin(name.decode(), owner.decode())
+
+    async def events_of(self, run_id: str, start: int) -> list[bytes]:
+        keys = self._runs.keys(self._runs.parse(run_id))
+        rows: list[bytes] = await self._runs.funnel.ask(b"LRANGE", keys.events, b"%d" % start, b"-1")
+        return rows
 
     async def events(self, run_id: str) -> list[bytes]:
         live = await self._live(run_id)
