@@ -17,6 +17,7 @@ Exception
       InboxFullError        a run with as many unread messages as it may have
       TransitionRefused     the run's status doesn't allow this
     QueryError              a query that the run doesn't know, or that failed
+      QueryTimeout          no worker answered it in time
     UpdateRejected          the update's validator refused it
     UpdateError             the update's handler raised
     UpdateTimeout           no worker applied the update in time; it stays queued
@@ -50,6 +51,7 @@ __all__ = [
     "PyrulaError",
     "PyrulaWarning",
     "QueryError",
+    "QueryTimeout",
     "RunCancelled",
     "SerializationError",
     "StaleToken",
@@ -151,6 +153,10 @@ class QueryError(PyrulaError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.run_id, self.query, self.error_type, self.message)
+
+
+class QueryTimeout(QueryError):
+    """No worker of the workflow answered in time. A query changes nothing: ask again."""
 
 
 class _UpdateFailed(PyrulaError):

@@ -21,6 +21,7 @@ from pyrula.workflows.errors import (
     DurableInvocationError,
     DurableInvocationTimeout,
     QueryError,
+    QueryTimeout,
     StoreError,
     UpdateError,
     UpdateRejected,
@@ -41,7 +42,7 @@ from pyrula.workflows.store.payloads import (
     read_failure,
 )
 from pyrula.workflows.store.refusals import RunFinishedError
-from pyrula.workflows.store.runs import Query, Result, RunSender, ScheduleStore
+from pyrula.workflows.store.runs import Origin, Query, Result, RunSender, ScheduleStore
 
 __all__ = ["Named", "RunCalls", "SendingStore", "signal_message"]
 
@@ -110,7 +111,7 @@ class RunCalls:
         answer = await self._waits.until(asked.run_id, lambda: self.store.read_answer(asked), patience)
         if answer is None:
             message = f"no worker of this workflow answered within {self._query_timeout:g} s"
-            raise QueryError(asked.run_id, query, "", message)
+            raise QueryTimeout(asked.run_id, query, "", message)
         value, failure = read_answer(answer)
         if failure is not None:
             raise QueryError(asked.run_id, query, failure.type, failure.message)
@@ -291,6 +292,17 @@ class RunCalls:
         """What happened to the live run, oldest first."""
         await self._open()
         return [decode_event(row) for row in await self.store.events(str(run_id))]
+
+    async def events_of(self, name: Named, run_id: str | RunRef, *, start: int = 0) -> list[Event]:
+        """What happened to exactly this link of its chain, from event number `start` (0 is the first) on: to read on
+        where an earlier call ended. After a `continued_as_new` go on with the run it names."""
+        await self._open()
+        return [decode_event(row) for row in await self.store.events_of(str(run_id), start)]
+
+    async def origin(self, name: Named, run_id: str | RunRef) -> Origin:
+        """The workflow's name and the owner that the run was submitted with."""
+        await self._open()
+        return await self.store.origin(str(run_id))
 
     async def history(self, name: Named, run_id: str | RunRef, *, link: int | None = None) -> History:
         """The live run's journal, params and version, to be replayed; `link` asks for an earlier run of its chain."""

@@ -11,6 +11,7 @@ from pyrula.workflows import (
     DurableInvocationError,
     DurableInvocationTimeout,
     QueryError,
+    QueryTimeout,
     RunFinishedError,
     RunHandle,
     RunNotFoundError,
@@ -126,7 +127,7 @@ async def test_query_error_when_no_worker_is_there(
     monkeypatch.setattr("pyrula.workflows.client.calls._ANSWER_GRACE", 0.0)
     hasty = WorkflowClient(client.store, query_timeout=0.05)
     run = await hasty.submit("client_cart")
-    with pytest.raises(QueryError, match=r"no worker of this workflow answered within 0\.05 s"):
+    with pytest.raises(QueryTimeout, match=r"no worker of this workflow answered within 0\.05 s"):
         await run.query("items")
 
 
