@@ -2,6 +2,7 @@
 
 from pyrula.workflows.client.handle import RunHandle
 from pyrula.workflows.client.interrupts import OpenInterrupt
+from pyrula.workflows.client.listing import RunCounts, RunPage, RunSummary
 from pyrula.workflows.client.report import RunReport
 from pyrula.workflows.client.schedules import ScheduleClient, ScheduleInfo, ScheduleNotFoundError
 from pyrula.workflows.client.starting import WorkflowClient
@@ -10,8 +11,11 @@ from pyrula.workflows.store.payloads import InterruptAnswer
 __all__ = [
     "InterruptAnswer",
     "OpenInterrupt",
+    "RunCounts",
     "RunHandle",
+    "RunPage",
     "RunReport",
+    "RunSummary",
     "ScheduleClient",
     "ScheduleInfo",
     "ScheduleNotFoundError",

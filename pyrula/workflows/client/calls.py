@@ -31,6 +31,7 @@ from pyrula.workflows.store.events import Event, decode_event
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
+from pyrula.workflows.store.listing import RunLister
 from pyrula.workflows.store.messages import Applied, Delivered, Message
 from pyrula.workflows.store.payloads import (
     Failure,
@@ -56,7 +57,7 @@ _ANSWER_GRACE: Final = 5.0
 _STOPPED: Final = TERMINAL | {RunStatus.PAUSED}
 
 
-class SendingStore(RunSender, ScheduleStore, Protocol):
+class SendingStore(RunSender, ScheduleStore, RunLister, Protocol):
     """What a client needs of a store."""
 
     async def open(self) -> None: ...

@@ -92,7 +92,8 @@ class WorkflowClient(RunCalls):
         cursor: str | None = None,
     ) -> RunPage:
         """Runs, the newest first: of one workflow, in one of these statuses (or "parked", "finished", "unfinished"), of
-        one owner (""  for none), submitted since then or since so long ago. At most 1,000; `cursor` is the page's before.
+        one owner ("" for none), submitted since then or since so long ago. At most 1,000; `cursor` is that of the page
+        before.
 
         A page may be short and still have a cursor: go on until it has none. Finished runs are listed until their
         retention is over."""
@@ -270,7 +271,7 @@ class WorkflowClient(RunCalls):
                 submitted.run_id,
             )
         await self._waits.sent(submitted.run_id)
-        return RunHandle(self, named, submitted.run_id)
+        return RunHandle(self, named, submitted.run_id, submitted)
 
     def _tell_unknown(self, name: str) -> None:
         if name not in self._unknown:

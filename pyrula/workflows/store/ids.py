@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from pyrula.workflows.store.refusals import RunNotFoundError
 
-__all__ = ["RunId", "digest", "new_run_id", "shard_for"]
+__all__ = ["RunId", "digest", "first_id", "new_run_id", "shard_for"]
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _ID: Final = re.compile(
@@ -49,6 +49,11 @@ def new_run_id(shard: int, seconds: float, random: int) -> str:
     """An id that sorts by time within its shard. `random` gives its lower 80 bits."""
     number = (int(seconds * 1000) & ((1 << 48) - 1)) << 80 | (random & ((1 << 80) - 1))
     return f"{shard:02x}-" + "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def first_id(seconds: float) -> str:
+    """The lowest ULID of this millisecond: what sorts by it sorts by time."""
+    return new_run_id(0, max(seconds, 0.0), 0)[3:]
 
 
 def digest(*parts: str, size: int = 12) -> bytes:

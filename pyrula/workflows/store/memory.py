@@ -9,6 +9,7 @@ from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import LeaseLost, StaleToken
 from pyrula.workflows.store.memory_board import Board
 from pyrula.workflows.store.memory_holders import MemoryRunHolder
+from pyrula.workflows.store.memory_listing import MemoryListing
 from pyrula.workflows.store.memory_schedules import MemorySchedules
 from pyrula.workflows.store.memory_senders import MemoryRunSender
 from pyrula.workflows.store.port import MAX_POSITION, Batch, Claim, Row, Token
@@ -28,7 +29,7 @@ class _Source:
     rows: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
 
-class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules):
+class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules, MemoryListing):
     """A SourceStore and RunStore that forgets everything with the process.
 
     >>> store = MemoryStore()

@@ -74,6 +74,7 @@ class Chain:
     ended_by: Holder | None = None
     continued_by: Holder | None = None
     finished_at: float | None = None
+    queued_at: float = 0.0
     value: bytes = b"null"
     error: bytes | None = None
     waits: list[Wait] = field(default_factory=list)
@@ -191,6 +192,7 @@ class Board:
 
     def enqueue(self, chain: Chain) -> None:
         chain.status = RunStatus.QUEUED
+        chain.queued_at = self.now()
         chain.waits = []
         self.ready.add(chain.id, (chain.name, chain.version), chain.owner, chain.order)
         self.changed(chain.id)

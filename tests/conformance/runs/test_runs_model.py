@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pyrula.workflows.errors import PyrulaError
 from pyrula.workflows.store.events import decode_event
 from pyrula.workflows.store.ids import RunId, new_run_id
-from pyrula.workflows.store.lifecycle import TERMINAL, TRANSITIONS, RunStatus
+from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, TRANSITIONS, RunStatus
+from pyrula.workflows.store.listing import Counts, Line, Wanted
 from pyrula.workflows.store.memory import MemoryStore
 from pyrula.workflows.store.messages import (
     Applied,
@@ -121,6 +122,10 @@ def plain(value: Any) -> Any:
         value = value._replace(duplicate=False)
     if isinstance(value, Unread):
         return (value.number, value.message)
+    if isinstance(value, Line):
+        return [*value[:6], value.finished_at is None, value.worker]
+    if isinstance(value, Counts):
+        return [dict(value.by_status), value.queued_since is None]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         for name in ("created_at", "finished_at"):
@@ -130,6 +135,21 @@ def plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [plain(part) for part in value]
     return value
+
+
+LISTINGS = [
+    Wanted(),
+    Wanted(limit=2),
+    Wanted(name="a"),
+    Wanted(name="a", limit=1),
+    Wanted(statuses=frozenset({RunStatus.QUEUED})),
+    Wanted(name="b", statuses=frozenset({RunStatus.QUEUED, RunStatus.RUNNING})),
+    Wanted(statuses=TERMINAL, limit=2),
+    Wanted(statuses=PARKED, owner="owner1"),
+    Wanted(name="a", owner="owner0", limit=1),
+    Wanted(owner=""),
+    Wanted(since=1.7e9 + 2, limit=1),
+]
 
 
 class Both:
@@ -142,6 +162,7 @@ class Both:
         self.statuses: dict[str, RunStatus] = {}
         self.ended: dict[str, Any] = {}
         self.step_by_step = True
+        self.steps = 0
 
     async def each(self, call: Callable[[RunStore], Awaitable[Any]]) -> Any:
         answers = []
@@ -301,6 +322,8 @@ class Both:
     async def compare(self) -> None:
         await self.each(lambda store: store.next_due())
         await self.each(self.workers)
+        self.steps += 1
+        await self.listings(LISTINGS[self.steps % len(LISTINGS)])
         for submission in self.submissions:
             run_id = submission.run_id
             detail = await self.each(lambda store, run_id=run_id: store.detail(run_id))
@@ -324,6 +347,16 @@ class Both:
         assert (result is not None) == (detail.status in TERMINAL)
         if result is not None:
             assert self.ended.setdefault(run_id, result) == result
+
+    async def listings(self, wanted: Wanted) -> None:
+        for name in ("a", "b", "nobody", None):
+            await self.each(lambda store, name=name: store.count_runs(name))
+        for _ in range(1 + len(self.submissions) // wanted.limit):
+            page = await self.each(lambda store, wanted=wanted: store.list_runs(wanted))
+            if page.after is None:
+                return
+            wanted = dataclasses.replace(wanted, after=page.after)
+        raise AssertionError("more pages than runs")
 
     async def workers(self, store: RunStore) -> list[str]:
         return sorted(suspect.worker for suspect in await store.beats())
@@ -401,6 +434,10 @@ async def _nothing_left(both: Both, server: Server) -> None:
             await both.each(lambda store, run=run: store.finish(run.lease, Change(1), End("completed")))
     await both.go("last")
     await both.compare()
+    for wanted in LISTINGS:
+        await both.listings(wanted)
     tag = b"{%b:0}" % server.namespace.encode()
     lasting = await server.keys_without_ttl() - {b"{%b}meta" % server.namespace.encode()}
-    assert lasting <= {tag + b"meta", tag + b"schedules", tag + b"schedules_due"}
+    assert lasting <= {tag + name for name in (b"meta", b"list", b"schedules", b"schedules_due")}
+    # of each run: an entry of all, its place, when it goes, and its owner
+    assert await server.call("ZCARD", tag + b"list") == 4 * len((await both.stores[0].list_runs(Wanted())).runs)

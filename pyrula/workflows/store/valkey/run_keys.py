@@ -22,6 +22,7 @@ STRUCTURES: Final = (
     b"ask",
     b"asked",
     b"reply",
+    b"list",
 )
 """What all runs of a shard share; every script gets them, in this order."""
 

@@ -8,6 +8,21 @@ from pyrula.workflows.store.messages import WAIT_STATUS, Applied, Change, Child,
 
 _LETTERS = {"ok": b"o", "error": b"e", "rejected": b"r"}
 _OUTCOMES = {letter[0]: outcome for outcome, letter in _LETTERS.items()}
+STATUS_LETTERS = {
+    RunStatus.QUEUED: b"q",
+    RunStatus.RUNNING: b"r",
+    RunStatus.SLEEPING: b"s",
+    RunStatus.SIGNAL_WAITING: b"g",
+    RunStatus.INTERRUPT_WAITING: b"i",
+    RunStatus.CHILD_WAITING: b"c",
+    RunStatus.RETRYING: b"t",
+    RunStatus.PAUSED: b"p",
+    RunStatus.COMPLETED: b"d",
+    RunStatus.FAILED: b"f",
+    RunStatus.CANCELLED: b"x",
+}
+"""As the index has them (listing.lua). A chain as a whole never ends as continued_as_new."""
+LISTED = {letter: status for status, letter in STATUS_LETTERS.items()}
 # numbers beyond this aren't exact in a script
 _LAST_MICROSECOND = 9_000_000_000_000_000
 

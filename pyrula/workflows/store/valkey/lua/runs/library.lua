@@ -7,7 +7,7 @@
 -- A record (of a run that hasn't ended: in `run`, else in its hash's `rec`) is a packed table: s status, c class, o owner,
 -- k sort key, l link, e epoch, w worker and its digest wd, n number of the last change, a attempt, d deaths, z run alone by
 -- its holder, y died alone, t retried, x cancel asked for, q number of the last message, v version, p waits, h who left
--- it last, g who continued it last, f who ended it, b the last call of a verb.
+-- it last, g who continued it last, f who ended it, b the last call of a verb; m, j, i, u, r as in listing.lua.
 local RUN, Q, RING, SEAT, OWN, TIMER, HELD = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local BEAT, META, OUT, ASK, ASKED, REPLY = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 local CHANNEL = ARGV[1]
@@ -49,6 +49,7 @@ local function load(id, hash)
 end
 
 local function save(id, record)
+  list(id, record, now)
   redis.call('HSET', RUN, id, cmsgpack.pack(record))
 end
 
@@ -138,6 +139,7 @@ end
 
 -- Queues up to 64 runs whose time has come. The time of the next timer, or ''.
 local function advance()
+  prune_list(64, now)
   local due = redis.call('ZRANGE', TIMER, '-inf', string.format('%.0f', now()), 'BYSCORE', 'LIMIT', 0, 64)
   for _, id in ipairs(due) do
     redis.call('ZREM', TIMER, id)
@@ -226,6 +228,7 @@ end
 -- The run's last word. `keys` are all that live on for the retention.
 local function terminate(id, record, keys, hash, extras, status, value, error, payload, retention)
   record.s, record.p = status, nil
+  list_until(id, record, retention, now)
   redis.call('HDEL', RUN, id)
   redis.call(
     'HSET', hash, 'value', value, 'error', error, 'finished', string.format('%.0f', now()), 'rec', cmsgpack.pack(record)

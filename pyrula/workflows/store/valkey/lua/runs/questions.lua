@@ -27,6 +27,7 @@ each(function(class, member, question, asked, record)
   elseif record and record.c ~= class then
     redis.call('ZREM', ASK, member)
     redis.call('ZADD', ASK, 0, record.c .. question)
+    redis.call('EXPIRE', ASK, 3600)
   end
 end)
 each(function(_, member, question, asked, record)

@@ -6,12 +6,14 @@
 --       5  digest of the params
 --       6  event
 --       7  version or ''
---       8  number of further fields of the hash, then the fields
+--       8, 9  digest of the name, '1' if it has an owner
+--       10 number of further fields of the hash, then the fields
 --       then  '' or a first message: kind, id, name, payload
 -- reply    {id of the run that is there, 1 if it is this one, 1 if it was submitted with these params}
 --
 -- Keeps: one run for an idempotency key. The record has a place for gates (`gates`: what flow control stamped).
 local id, class, owner, digest, event, version = arg(), arg(), arg(), arg(), arg(), arg()
+local workflow, owned = arg(), arg()
 local fields = take(2 * count())
 if KEYS[SHARED + 5] then
   local entry = redis.call('GET', KEYS[SHARED + 5])
@@ -32,7 +34,8 @@ end
 redis.call('RPUSH', KEYS[SHARED + 2], event)
 local order = redis.call('HINCRBY', META, 'submit', 1)
 local record = {
-  s = 'new', c = class, o = owner, k = struct.pack('>BI8', 128, order), l = 1, e = 0, n = 0, a = 1, d = 0, q = 0
+  s = 'new', c = class, o = owner, k = struct.pack('>BI8', 128, order), l = 1, e = 0, n = 0, a = 1, d = 0, q = 0,
+  m = workflow, j = owned == '1' or nil
 }
 if version ~= '' then
   record.v = version
