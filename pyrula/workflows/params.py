@@ -5,11 +5,11 @@ may not have had the definition. A client refuses fields the body doesn't take; 
 may be deployed first. Defaults are not written down: a later version of the body may have others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, cast
 from weakref import WeakKeyDictionary
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, PydanticInvalidForJsonSchema, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on only
 
 from pyrula.workflows.codec import Codec, encode_message
@@ -17,10 +17,25 @@ from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.model import MAX_VALUE
 
-__all__ = ["Params", "encode_unchecked"]
+__all__ = ["Params", "ParamsError", "encode_unchecked"]
 
 _TOLD = 3
 _made: "WeakKeyDictionary[WorkflowDefinition[Any, Any], Params]" = WeakKeyDictionary()
+
+
+class ParamsError(ValueError):
+    """Params that don't fit a workflow; `problems` are (field, what is wrong with it), the field "" for all of them."""
+
+    def __init__(self, workflow: str, problems: Sequence[tuple[str, str]]) -> None:
+        self.workflow = workflow
+        self.problems = tuple(problems)
+        told = [f"{field or 'params'}: {message}" for field, message in self.problems[:_TOLD]]
+        if len(self.problems) > _TOLD:
+            told.append(f"and {len(self.problems) - _TOLD} more")
+        super().__init__(f"workflow {workflow!r}, {'; '.join(told)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.workflow, self.problems)
 
 
 class Params:
@@ -36,9 +51,10 @@ class Params:
     {'cents': 500}
     """
 
-    __slots__ = ("_adapter", "_codec", "_names", "_what")
+    __slots__ = ("_adapter", "_codec", "_name", "_names", "_what")
 
     def __init__(self, definition: WorkflowDefinition[Any, Any]) -> None:
+        self._name = definition.name
         self._what = f"workflow {definition.name!r}"
         hints = definition.hints()
         shape = {
@@ -69,49 +85,57 @@ class Params:
         return found
 
     def encode(self, params: object) -> bytes:
-        """ValueError naming workflow and field; SerializationError for what is too large or doesn't survive JSON."""
-        given = _fields(params, self._what)
+        """ParamsError naming workflow and field; SerializationError for what is too large or doesn't survive JSON."""
+        given = _fields(params, self._name)
         if self._names is not None and (unknown := sorted(given.keys() - self._names)):
             known = ", ".join(sorted(self._names)) or "none"
-            raise ValueError(f"{self._what}, {unknown[0]}: the body takes no such parameter (it takes: {known})")
+            text = f"the body takes no such parameter (it takes: {known})"
+            raise ParamsError(self._name, [(name, text) for name in unknown])
         try:
             validated = self._adapter.validate_python(given, by_alias=True, by_name=True)
         except ValidationError as error:
-            raise ValueError(f"{self._what}, {_told(error)}") from error
+            raise ParamsError(self._name, _problems(error)) from error
         return self._codec.encode(validated, f"{self._what}: its params", MAX_VALUE)[0]
 
     def decode(self, data: bytes) -> dict[str, Any]:
-        """ValueError naming workflow and field."""
+        """ParamsError naming workflow and field."""
         try:
             return self._adapter.validate_json(data, by_alias=True, by_name=True)
         except ValidationError as error:
-            raise ValueError(f"{self._what}, {_told(error)}") from error
+            raise ParamsError(self._name, _problems(error)) from error
+
+    def json_schema(self, ref_template: str) -> dict[str, Any]:
+        """What a client may give, as JSON Schema 2020-12, its models under `$defs` and named by `ref_template`, as in
+        "#/$defs/{model}". Any object, for annotations that have no schema."""
+        try:
+            schema = self._adapter.json_schema(ref_template=ref_template)
+        except PydanticInvalidForJsonSchema:
+            return {"type": "object"}
+        if self._names is not None:
+            schema["additionalProperties"] = False
+        return schema
 
 
 def encode_unchecked(name: str, params: object) -> bytes:
     """For a workflow that this process hasn't imported."""
-    what = f"workflow {name!r}"
-    return encode_message(_fields(params, what), f"{what}: its params", MAX_VALUE)
+    return encode_message(_fields(params, name), f"workflow {name!r}: its params", MAX_VALUE)
 
 
-def _fields(params: object, what: str) -> dict[str, Any]:
+def _fields(params: object, name: str) -> dict[str, Any]:
     if params is None:
         return {}
     if isinstance(params, BaseModel):
         named = {name: getattr(params, name) for name in type(params).model_fields}
         return named | (params.model_extra or {})
     if not isinstance(params, Mapping):
-        raise ValueError(f"{what}: params must be a dict or a model, not {type(params).__name__}")
+        raise ParamsError(name, [("", f"params must be a dict or a model, not {type(params).__name__}")])
     for key in params:
         if not isinstance(key, str):
-            raise ValueError(f"{what}: the names of params must be texts, not {key!r:.100}")
+            raise ParamsError(name, [("", f"the names of params must be texts, not {key!r:.100}")])
     return dict(params)
 
 
-def _told(error: ValidationError) -> str:
+def _problems(error: ValidationError) -> list[tuple[str, str]]:
     """What is wrong, field by field. Values are left out: they may be secret."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    told = [f"{'.'.join(map(str, wrong['loc'])) or 'params'}: {wrong['msg']}" for wrong in errors[:_TOLD]]
-    if len(errors) > _TOLD:
-        told.append(f"and {len(errors) - _TOLD} more")
-    return "; ".join(told)
+    return [(".".join(map(str, wrong["loc"])), wrong["msg"]) for wrong in errors]

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pyrula.workflows.client.calls import Named, RunCalls
 from pyrula.workflows.client.interrupts import OnInterrupt
@@ -12,6 +12,7 @@ from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.store.events import Event
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import RunStatus
+from pyrula.workflows.store.runs import Submitted
 
 __all__ = ["RunHandle"]
 
@@ -30,12 +31,15 @@ class RunHandle(RunRef, Generic[R_co]):
     ('0a-01JDZ8Z5Y3Q4R5S6T7V8W9XABC', True)
     """
 
-    __slots__ = ("_calls", "_named")
+    __slots__ = ("_calls", "_named", "submitted")
 
-    def __init__(self, calls: RunCalls, named: Named, run_id: str) -> None:
+    def __init__(self, calls: RunCalls, named: Named, run_id: str, submitted: Submitted | None = None) -> None:
         super().__init__(run_id)
         self._calls = calls
         self._named = named
+        self.submitted: Final = submitted
+        """Of a handle that `submit` gave: whether the run was queued now (`created`), or was there under the same
+        idempotency key, with the same params or others."""
 
     @property
     def name(self) -> str:

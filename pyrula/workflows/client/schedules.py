@@ -43,6 +43,7 @@ class ScheduleInfo:
 
     id: str
     workflow: str
+    owner: str
     trigger: Trigger
     params: dict[str, Any]
     paused: bool
@@ -100,6 +101,9 @@ class ScheduleClient:
         await self._store.put_schedule(schedule)
         return _info(schedule)
 
+    async def get(self, schedule_id: str) -> ScheduleInfo:
+        return _info(await self._read(schedule_id))
+
     async def list(self) -> "list[ScheduleInfo]":
         """All schedules, by id."""
         await self._opened()
@@ -156,6 +160,7 @@ def _info(schedule: Schedule) -> ScheduleInfo:
     return ScheduleInfo(
         id=schedule.id,
         workflow=plan.workflow,
+        owner=plan.owner,
         trigger=plan.trigger,
         params=loads(plan.params),
         paused=schedule.paused,
