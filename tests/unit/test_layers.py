@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "params",
             "egress",
             "schedules",
+            "backfills",
         )
     ),
     ("pyrula.workflows.replay",),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import LeaseLost, StaleToken
+from pyrula.workflows.store.memory_backfills import KeptBackfill, MemoryBackfills
 from pyrula.workflows.store.memory_board import Board
 from pyrula.workflows.store.memory_holders import MemoryRunHolder
 from pyrula.workflows.store.memory_listing import MemoryListing
@@ -29,7 +30,7 @@ class _Source:
     rows: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
 
-class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules, MemoryListing):
+class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules, MemoryListing, MemoryBackfills):
     """A SourceStore and RunStore that forgets everything with the process.
 
     >>> store = MemoryStore()
@@ -44,12 +45,13 @@ class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules, MemoryListi
         self.instance_id = uuid.uuid4().hex
         self._sources: dict[bytes, _Source] = {}
         self._board = Board(self.clock)
+        self._backfills: dict[str, KeptBackfill] = {}
 
     def twin(self) -> "MemoryStore":
         """The same journals and runs as another process would see them."""
         twin = MemoryStore(self.clock)
         twin.instance_id, twin._sources = self.instance_id, self._sources
-        twin._board = self._board
+        twin._board, twin._backfills = self._board, self._backfills
         return twin
 
     def __repr__(self) -> str:
