@@ -84,16 +84,26 @@ class Collect:
 class Debounce:
     """Buffers events per key; one run starts once no event has come for `window_seconds`.
 
-    >>> Debounce("document_id", window_seconds=5).window_seconds
+    With `max_wait_seconds` it starts so long after the first event at the latest, though events still come.
+
+    >>> Debounce("document_id", window_seconds=5, max_wait_seconds=60).window_seconds
     5
     """
 
     key: Key
     window_seconds: float
+    max_wait_seconds: float | None = None
 
     def __post_init__(self) -> None:
         _check_key(self.key, "Debounce")
         _check_number(self.window_seconds, "Debounce(window_seconds=...)", least=0, above=True)
+        if self.max_wait_seconds is not None:
+            _check_number(self.max_wait_seconds, "Debounce(max_wait_seconds=...)", least=0, above=True)
+            if self.max_wait_seconds < self.window_seconds:
+                raise ConfigurationError(
+                    f"Debounce(max_wait_seconds={self.max_wait_seconds!r}) is less than "
+                    f"window_seconds={self.window_seconds!r}, so that no event would ever extend the wait"
+                )
 
 
 Policy: TypeAlias = Limit | Rate | Collect | Debounce

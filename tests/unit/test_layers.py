@@ -27,6 +27,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "policies",
             "definition",
             "params",
+            "batching",
+            "stamps",
             "egress",
             "schedules",
             "backfills",

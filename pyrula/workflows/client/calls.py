@@ -27,6 +27,7 @@ from pyrula.workflows.errors import (
     UpdateRejected,
     UpdateTimeout,
 )
+from pyrula.workflows.store.batches import BatchStore
 from pyrula.workflows.store.events import Event, decode_event
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId
@@ -57,7 +58,7 @@ _ANSWER_GRACE: Final = 5.0
 _STOPPED: Final = TERMINAL | {RunStatus.PAUSED}
 
 
-class SendingStore(RunSender, ScheduleStore, RunLister, Protocol):
+class SendingStore(RunSender, ScheduleStore, RunLister, BatchStore, Protocol):
     """What a client needs of a store."""
 
     async def open(self) -> None: ...

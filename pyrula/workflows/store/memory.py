@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import LeaseLost, StaleToken
 from pyrula.workflows.store.memory_backfills import KeptBackfill, MemoryBackfills
+from pyrula.workflows.store.memory_batches import MemoryBatches
 from pyrula.workflows.store.memory_board import Board
 from pyrula.workflows.store.memory_holders import MemoryRunHolder
 from pyrula.workflows.store.memory_listing import MemoryListing
@@ -30,7 +31,7 @@ class _Source:
     rows: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
 
-class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules, MemoryListing, MemoryBackfills):
+class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules, MemoryListing, MemoryBackfills, MemoryBatches):
     """A SourceStore and RunStore that forgets everything with the process.
 
     >>> store = MemoryStore()

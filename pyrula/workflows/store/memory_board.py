@@ -13,6 +13,7 @@ from pyrula.workflows.store.events import encode_event
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, RunStatus
+from pyrula.workflows.store.memory_buffers import Batches
 from pyrula.workflows.store.memory_ready import Class, ReadyQueue
 from pyrula.workflows.store.messages import (
     Applied,
@@ -132,6 +133,7 @@ class Board:
         self.queries: dict[str, Asked] = {}
         self.answers: dict[str, tuple[bytes, float]] = {}
         self.plans: dict[str, Schedule] = {}
+        self.batches = Batches(self.now)
         self.on_ready: list[Callable[[], None]] = []
         self.on_inbox: dict[str, list[Callable[[str], None]]] = {}
         self.on_change: dict[str, list[Callable[[], None]]] = {}

@@ -18,6 +18,7 @@ from pyrula.workflows.store.valkey.appender import Appender, lost
 from pyrula.workflows.store.valkey.checks import check_server, parse_info
 from pyrula.workflows.store.valkey.link import Link, Meaning, meaning
 from pyrula.workflows.store.valkey.run_backfills import ValkeyBackfills
+from pyrula.workflows.store.valkey.run_batches import ValkeyBatches
 from pyrula.workflows.store.valkey.run_claims import Claimer
 from pyrula.workflows.store.valkey.run_holders import ValkeyRunHolder
 from pyrula.workflows.store.valkey.run_link import RunLink
@@ -35,7 +36,7 @@ _PAGE_ROWS = b"1000"
 _PAGE_BUCKETS = 8
 
 
-class ValkeyStore(ValkeyRunHolder, ValkeySchedules, ValkeyListing, ValkeyBackfills):
+class ValkeyStore(ValkeyRunHolder, ValkeySchedules, ValkeyListing, ValkeyBackfills, ValkeyBatches):
     """A SourceStore and RunStore on Valkey >= 7.2 or Redis >= 7.2.
 
     A request is given ``timeout`` seconds, and sent again for ``retry_for`` seconds before StoreUnavailable. With TLS,

@@ -1,0 +1,184 @@
+"""Triggers on Valkey. Everything of one workflow and key lies on the shard of both; see docs/formats-runs.md."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any, Final
+
+from pyrula.workflows.batching import TriggerEvent, room_for
+from pyrula.workflows.codec import dumps, loads
+from pyrula.workflows.store.batches import (
+    LEASE_SECONDS,
+    OWN_ID_SECONDS,
+    Buffer,
+    Due,
+    EventBatch,
+    Fed,
+    OpenBatch,
+    Reason,
+)
+from pyrula.workflows.store.ids import digest, shard_for
+from pyrula.workflows.store.valkey.run_keys import tag
+from pyrula.workflows.store.valkey.run_link import RunLink
+from pyrula.workflows.store.valkey.run_wire import microseconds
+from pyrula.workflows.store.valkey.scripts import Script
+
+_LEASE: Final = b"%d" % round(LEASE_SECONDS * 1e6)
+_LOOKED_AT: Final = 200
+_LISTED: Final = 1000
+
+
+@cache
+def batch_script(name: str) -> Script:
+    folder = files(__package__).joinpath("lua", "batches")
+    text = folder.joinpath(f"{name}.lua").read_bytes()
+    if name != "list":
+        first, rest = text.split(b"\n", 1)
+        text = b"\n".join((first, folder.joinpath("library.lua").read_bytes(), rest))
+    # the server names a script by this digest; nothing is kept secret by it
+    return Script(f"batches/{name}", text, sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+@lru_cache(maxsize=4096)
+def _buffer(shards: int, name: str, key: str) -> Buffer:
+    return Buffer(name, shard_for(shards, name, key), digest("batch", name, key, size=16))
+
+
+@lru_cache(maxsize=4096)
+def _keys(namespace: str, buffer: Buffer) -> tuple[bytes, ...]:
+    """What every script gets, in its order."""
+    prefix, own = tag(namespace, buffer.shard), buffer.digest.hex().encode()
+    return (
+        prefix + b"meta",
+        prefix + b"batch",
+        b"%bb:%b" % (prefix, own),
+        b"%bz:%b" % (prefix, own),
+        due_key(namespace, buffer.shard, buffer.name),
+    )
+
+
+@lru_cache(maxsize=4096)
+def due_key(namespace: str, shard: int, name: str) -> bytes:
+    return b"%by:%b" % (tag(namespace, shard), digest("due", name, size=16).hex().encode())
+
+
+def _known(event: TriggerEvent) -> bytes:
+    """What stands for an event's id, which counts within its workflow and key."""
+    return digest("event", event.name, event.key, event.id, size=16).hex().encode()
+
+
+class ValkeyBatches:
+    """BatchStore on Valkey."""
+
+    _runs: RunLink
+
+    async def feed(self, event: TriggerEvent) -> Fed:
+        runs = self._runs
+        buffer = _buffer(runs.shards, event.name, event.key)
+        known = _known(event)
+        window = event.window
+        arguments = [
+            secrets.token_hex(8).encode(),
+            event.data,
+            dumps(event.key),
+            microseconds(window.seconds),
+            b"" if window.max_events is None else b"%d" % window.max_events,
+            microseconds(window.max_wait),
+            b"%d" % room_for(event.key),
+            b"%d" % (runs.retention if event.lasting else OWN_ID_SECONDS),
+            known,
+        ]
+        batch, run_id, head = await self._batch_script("feed", buffer, arguments, [self._id_key(buffer, known)])
+        return Fed(batch.decode(), run_id.decode(), _read(buffer, head))
+
+    def forget_event(self, event: TriggerEvent) -> None:
+        buffer = _buffer(self._runs.shards, event.name, event.key)
+        answer = self._runs.funnel.ask(b"UNLINK", self._id_key(buffer, _known(event)))
+        answer.add_done_callback(_ignored)
+
+    async def due_batches(self, names: Sequence[str]) -> Due:
+        runs = self._runs
+        asked = [(name, shard) for name in names for shard in range(runs.shards)]
+        answers = await asyncio.gather(
+            *(
+                runs.funnel.ask(
+                    b"ZRANGE", due_key(runs.namespace, shard, name), b"0", b"%d" % (_LOOKED_AT - 1), b"WITHSCORES"
+                )
+                for name, shard in asked
+            )
+        )
+        now = runs.now()
+        buffers: dict[Buffer, None] = {}
+        later: list[float] = []
+        for (name, shard), flat in zip(asked, answers, strict=True):
+            for member, score in zip(flat[::2], flat[1::2], strict=True):
+                moment = float(score) / 1e6
+                if moment > now:
+                    later.append(moment)
+                    break
+                buffers[Buffer(name, shard, member[1:])] = None
+        return Due(tuple(buffers), min(later, default=None))
+
+    async def take_batch(self, buffer: Buffer) -> EventBatch | None:
+        return _read(buffer, await self._batch_script("take", buffer))
+
+    async def plan_batch(self, batch: EventBatch, plan: bytes) -> bytes:
+        stands: bytes = await self._batch_script("plan", batch.buffer, [batch.id.encode(), plan])
+        return stands
+
+    async def drop_batch(self, batch: EventBatch, run_id: str) -> EventBatch | None:
+        buffer = batch.buffer
+        names = [self._id_key(buffer, batch.event)] if batch.event else []
+        return _read(buffer, await self._batch_script("drop", buffer, [batch.id.encode(), run_id.encode()], names))
+
+    async def open_batches(self, name: str) -> list[OpenBatch]:
+        runs = self._runs
+        shards = range(runs.shards)
+        dues = await asyncio.gather(
+            *(
+                runs.funnel.ask(b"ZRANGE", due_key(runs.namespace, shard, name), b"0", b"%d" % (2 * _LISTED))
+                for shard in shards
+            )
+        )
+        wanted = [[member[1:] for member in members if member[:1] == b"o"][:_LISTED] for members in dues]
+        states = await asyncio.gather(
+            *(
+                runs.funnel.run(batch_script("list"), [tag(runs.namespace, shard) + b"batch"], members)
+                for shard, members in zip(shards, wanted, strict=True)
+                if members
+            )
+        )
+        found = [
+            OpenBatch(loads(key), count, opened / 1e6, due / 1e6)
+            for state in states
+            for key, count, opened, due in state
+        ]
+        return sorted(found)
+
+    def _id_key(self, buffer: Buffer, known: bytes) -> bytes:
+        return b"%bv:%b" % (tag(self._runs.namespace, buffer.shard), known)
+
+    def _batch_script(
+        self, name: str, buffer: Buffer, arguments: Sequence[bytes] = (), keys: Sequence[bytes] = ()
+    ) -> "asyncio.Future[Any]":
+        runs = self._runs
+        return runs.funnel.run(
+            batch_script(name), [*_keys(runs.namespace, buffer), *keys], [buffer.digest, _LEASE, *arguments]
+        )
+
+
+def _read(buffer: Buffer, found: Sequence[Any] | None) -> EventBatch | None:
+    if not found:
+        return None
+    batch, params, count, reason, opened, event, plan, key = found
+    told: Reason = reason.decode()
+    return EventBatch(buffer, batch.decode(), loads(key), params, count, told, opened / 1e6, event, plan)
+
+
+def _ignored(answer: "asyncio.Future[Any]") -> None:
+    # a hint that was lost: the id goes by itself
+    if not answer.cancelled():
+        answer.exception()
