@@ -13,7 +13,7 @@ ARGS ?=
 # how many orders the demo takes
 ORDERS ?= 10000
 
-.PHONY: demo test test-lowest lint bench format services install clean
+.PHONY: demo test test-lowest lint bench soak format services install clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -26,6 +26,10 @@ test: $(VENV)/.test
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.throughput
 	PYRULA_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -m bench $(TESTS) $(ARGS)
+
+# the guarantees' tests for longer than a doubt may need (PYRULA_SOAK_SECONDS=600 of faults on three brokers)
+soak: $(VENV)/.test
+	PYRULA_SOAK=1 PYRULA_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -s tests/guarantees $(ARGS)
 
 # the oldest dependencies that pyproject.toml allows
 test-lowest:

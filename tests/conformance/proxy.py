@@ -76,7 +76,12 @@ class Proxy:
         if self.refuse:
             writer.close()
             return
-        server_reader, server_writer = await asyncio.open_connection(*self._server)
+        try:
+            server_reader, server_writer = await asyncio.open_connection(*self._server)
+        except OSError:
+            # the server is down, so the client gets what it would get from it
+            writer.close()
+            return
         self._writers.add(server_writer)
         requests = asyncio.create_task(self._carry_requests(reader, server_writer))
         self._tasks.add(requests)

@@ -27,8 +27,9 @@ class Members:
         self.topic = topic
         self.log = log
         self.letters = f"{topic}.{topic}.dlq"
+        self.outputs = f"{topic}.out"
         self.topics.create(topic, partitions=partitions)
-        self.topics.create(self.letters)
+        self.topics.create(self.letters, self.outputs)
         self._arguments = (kafka, valkey, namespace, topic, str(log))
         self._stack = ExitStack()
         self._produced = 0

@@ -1,4 +1,4 @@
-"""A single Kafka node (KRaft: broker and controller in one process) from Apache's jars.
+"""Kafka nodes (KRaft: broker and controller in one process) from Apache's jars: one alone, or several as a cluster.
 
 Settings are those of a test: nothing is created by a typo, a group's first rebalance doesn't wait, the cleaner looks
 every 200 ms so that a test can see compaction, sessions may be short. A restart keeps the port and the data.
@@ -9,7 +9,8 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -54,15 +55,27 @@ NODE_SETTINGS = {
 
 
 class KafkaServer:
-    """One broker. ``with KafkaServer() as kafka: ... kafka.bootstrap``; settings override those of the node."""
+    """One broker. ``with KafkaServer() as kafka: ... kafka.bootstrap``; settings override those of the node.
+
+    `node` is its number among the `voters`, which are ``node@host:port`` of every controller; alone it is number 1.
+    """
 
     def __init__(
-        self, settings: Mapping[str, str] | None = None, *, heap_mb: int = 384, port: int | None = None
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        heap_mb: int = 384,
+        port: int | None = None,
+        node: int = 1,
+        controller_port: int | None = None,
+        voters: Sequence[str] = (),
     ) -> None:
         self._settings = dict(settings or {})
         self._heap_mb = heap_mb
         self._port = port if port is not None else free_port()
-        self._controller_port = free_port()
+        self._controller_port = controller_port if controller_port is not None else free_port()
+        self.node = node
+        self._voters = ",".join(voters) or f"{node}@127.0.0.1:{self._controller_port}"
         self._folder: Path | None = None
         self._child: Child | None = None
 
@@ -76,6 +89,15 @@ class KafkaServer:
 
     def start(self) -> None:
         """Start and wait until the broker answers a request; the first start formats its folder."""
+        self.launch()
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until the broker answers a request."""
+        self._running().wait_ready(lambda: broker_answers(self.bootstrap), name="Kafka", timeout=_START_TIMEOUT)
+
+    def launch(self) -> None:
+        """Start without waiting: a node of a cluster is ready only when most of the others run."""
         java, jars = find_java(), find_jars()
         if self._folder is None:
             self._folder = temporary_folder("kafka")
@@ -83,7 +105,6 @@ class KafkaServer:
         command = [java, f"-Xmx{self._heap_mb}m", f"-Xms{self._heap_mb // 2}m", "-XX:+UseSerialGC"]
         command += [*_java_options(jars), "kafka.Kafka", str(self._folder / "server.properties")]
         self._child = Child(command, folder=self._folder)
-        self._child.wait_ready(lambda: broker_answers(self.bootstrap), name="Kafka", timeout=_START_TIMEOUT)
 
     def stop(self) -> None:
         """End the broker and remove its data."""
@@ -135,12 +156,12 @@ class KafkaServer:
         settings = {
             **NODE_SETTINGS,
             "process.roles": "broker,controller",
-            "node.id": "1",
+            "node.id": str(self.node),
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "listeners": listeners,
             "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
-            "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
+            "controller.quorum.voters": self._voters,
             "log.dirs": str(folder / "data"),
             **self._settings,
         }
@@ -151,6 +172,63 @@ class KafkaServer:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_START_TIMEOUT, check=False)
         if done.returncode != 0:
             raise StartFailed(f"Kafka's folder could not be formatted:\n{(done.stdout + done.stderr)[-2000:]}")
+
+
+class KafkaCluster:
+    """Brokers that replicate: three copies of everything, two of which must be written.
+
+    ``with KafkaCluster() as cluster: ... cluster.bootstrap, cluster.brokers[0].restart()``
+    """
+
+    def __init__(self, nodes: int = 3, settings: Mapping[str, str] | None = None, *, heap_mb: int = 320) -> None:
+        copies = str(min(3, nodes))
+        replicated = {
+            "default.replication.factor": copies,
+            "min.insync.replicas": "2",
+            "offsets.topic.replication.factor": copies,
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": "2",
+            # a broker that comes back takes its partitions again, so that a rolling restart moves every leader twice
+            "leader.imbalance.check.interval.seconds": "2",
+            **(settings or {}),
+        }
+        numbers = range(1, nodes + 1)
+        controllers = {node: free_port() for node in numbers}
+        voters = [f"{node}@127.0.0.1:{port}" for node, port in controllers.items()]
+        self.brokers = [
+            KafkaServer(replicated, heap_mb=heap_mb, node=node, controller_port=controllers[node], voters=voters)
+            for node in numbers
+        ]
+        self._stack = ExitStack()
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.bootstrap for broker in self.brokers)
+
+    def start(self) -> None:
+        """Start all and wait until each answers."""
+        for broker in self.brokers:
+            self._stack.callback(broker.stop)
+            broker.launch()
+        for broker in self.brokers:
+            broker.wait_ready()
+
+    def stop(self) -> None:
+        """End the brokers and remove their data."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
 
 
 def _java_options(jars: Path) -> list[str]:

@@ -85,6 +85,13 @@ async def mixed(ctx: Context, run: str, key: str, seconds: float) -> None:
         await asyncio.sleep(random.random() * seconds)
 
 
+async def sending(ctx: Context, run: str, key: str, seconds: float) -> None:
+    """As mixed, and it says so in the output topic."""
+    assert ctx.record is not None
+    await mixed(ctx, run, key, seconds)
+    await ctx.send(f"{TOPIC}.out", f"{ctx.record.partition} {ctx.record.offset}".encode(), key=key)
+
+
 def between(middle: Body) -> Body:
     """A step before it and a step behind it."""
 
@@ -146,6 +153,7 @@ async def busy(ctx: Context, run: str, key: str, seconds: float) -> None:
 BODIES = {
     "steps": steps,
     "mixed": mixed,
+    "sending": sending,
     "step": between(step_of_its_own),
     "plain": between(plain),
     "in try": between(in_try),
