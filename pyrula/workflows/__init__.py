@@ -1,8 +1,11 @@
 """Durable workflows: an async function whose steps are journaled. Knows nothing of Kafka, HTTP or the command line."""
 
 from pyrula.workflows.client import (
+    BackfillClient,
+    BackfillReport,
     InterruptAnswer,
     OpenInterrupt,
+    PartitionReport,
     RunCounts,
     RunHandle,
     RunPage,
@@ -44,6 +47,7 @@ from pyrula.workflows.inline import InlineWorkflowRunner
 from pyrula.workflows.model import RunInfo
 from pyrula.workflows.policies import Collect, Debounce, Limit, Rate, Retry
 from pyrula.workflows.schedules import Cron, Every
+from pyrula.workflows.store.backfills import BackfillNotFoundError, BackfillRefused, BackfillStatus
 from pyrula.workflows.store.events import Event
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import RunStatus
@@ -59,6 +63,11 @@ from pyrula.workflows.store.valkey import ValkeyStore
 from pyrula.workflows.worker import WorkerOptions, WorkflowWorker
 
 __all__ = [
+    "BackfillClient",
+    "BackfillNotFoundError",
+    "BackfillRefused",
+    "BackfillReport",
+    "BackfillStatus",
     "BackpressureRejected",
     "Clock",
     "Collect",
@@ -83,6 +92,7 @@ __all__ = [
     "MemoryStore",
     "NonDeterminismError",
     "OpenInterrupt",
+    "PartitionReport",
     "PolicyKeyWarning",
     "PyrulaError",
     "PyrulaWarning",

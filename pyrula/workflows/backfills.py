@@ -7,7 +7,7 @@ reads a clock or knows a broker: offsets are numbers, times are seconds since 19
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -23,6 +23,7 @@ __all__ = [
     "Request",
     "checked_backfill_id",
     "checked_where",
+    "name_of",
 ]
 
 Boundary: TypeAlias = int | str | datetime | timedelta
@@ -299,3 +300,24 @@ def checked_where(name: object) -> str:
     if not isinstance(name, str) or not _WHERE.fullmatch(name):
         raise ConfigurationError(f"where={name!r:.100} is no name like shop.orders:is_german, by which it is imported")
     return name
+
+
+def name_of(predicate: Callable[..., object]) -> str:
+    """The name by which workers import it. ConfigurationError for what has none: a lambda, an inner function."""
+    name = shown_name(predicate)
+    if not is_importable(name):
+        raise ConfigurationError(
+            f"where={predicate!r:.100} can't be imported by a worker; make it a function at the top of a module"
+        )
+    return name
+
+
+def shown_name(predicate: Callable[..., object]) -> str:
+    """Its module and name, also of what can't be imported by that."""
+    qualname = getattr(predicate, "__qualname__", None) or f"{type(predicate).__qualname__}.<instance>"
+    return f"{getattr(predicate, '__module__', None) or type(predicate).__module__}:{qualname}"
+
+
+def is_importable(where: str) -> bool:
+    """Whether a predicate's name is one that another process can import."""
+    return "<" not in where and not where.startswith("__main__:")

@@ -1,5 +1,7 @@
 """Starting runs and talking to them. Needs a store, no worker; knows nothing of how runs are executed."""
 
+from pyrula.workflows.client.backfill_report import BackfillReport, PartitionReport
+from pyrula.workflows.client.backfills import BackfillClient
 from pyrula.workflows.client.handle import RunHandle
 from pyrula.workflows.client.interrupts import OpenInterrupt
 from pyrula.workflows.client.listing import RunCounts, RunPage, RunSummary
@@ -9,8 +11,11 @@ from pyrula.workflows.client.starting import WorkflowClient
 from pyrula.workflows.store.payloads import InterruptAnswer
 
 __all__ = [
+    "BackfillClient",
+    "BackfillReport",
     "InterruptAnswer",
     "OpenInterrupt",
+    "PartitionReport",
     "RunCounts",
     "RunHandle",
     "RunPage",

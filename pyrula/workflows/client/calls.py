@@ -27,6 +27,7 @@ from pyrula.workflows.errors import (
     UpdateRejected,
     UpdateTimeout,
 )
+from pyrula.workflows.store.backfills import BackfillStore
 from pyrula.workflows.store.batches import BatchStore
 from pyrula.workflows.store.events import Event, decode_event
 from pyrula.workflows.store.history import History
@@ -58,7 +59,7 @@ _ANSWER_GRACE: Final = 5.0
 _STOPPED: Final = TERMINAL | {RunStatus.PAUSED}
 
 
-class SendingStore(RunSender, ScheduleStore, RunLister, BatchStore, Protocol):
+class SendingStore(RunSender, ScheduleStore, RunLister, BatchStore, BackfillStore, Protocol):
     """What a client needs of a store."""
 
     async def open(self) -> None: ...

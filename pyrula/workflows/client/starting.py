@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, overload
 
 from pydantic import BaseModel
 
+from pyrula.workflows.client.backfills import BackfillClient
 from pyrula.workflows.client.calls import Named, RunCalls, SendingStore, signal_message
 from pyrula.workflows.client.handle import RunHandle
 from pyrula.workflows.client.listing import RunCounts, RunPage, Statuses, count_runs, list_runs
@@ -113,6 +114,11 @@ class WorkflowClient(RunCalls):
         """How many runs of a workflow, or of all, are in each status, and for how long the first is queued."""
         await self._open()
         return await count_runs(self.store, self.store.now(), name=name)
+
+    @property
+    def backfills(self) -> BackfillClient:
+        """What runs a topic's records again."""
+        return BackfillClient(self.store, self._open)
 
     async def close(self) -> None:
         """Close the store. Not for a client whose store others use."""

@@ -5,6 +5,11 @@ import pyrula.workflows
 def test_the_public_names_are_these() -> None:
     assert pyrula.__all__ == ["__version__"]
     assert sorted(pyrula.workflows.__all__) == [
+        "BackfillClient",
+        "BackfillNotFoundError",
+        "BackfillRefused",
+        "BackfillReport",
+        "BackfillStatus",
         "BackpressureRejected",
         "Clock",
         "Collect",
@@ -29,6 +34,7 @@ def test_the_public_names_are_these() -> None:
         "MemoryStore",
         "NonDeterminismError",
         "OpenInterrupt",
+        "PartitionReport",
         "PolicyKeyWarning",
         "PyrulaError",
         "PyrulaWarning",
