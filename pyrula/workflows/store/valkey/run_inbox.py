@@ -16,6 +16,7 @@ from pyrula.workflows.store.refusals import (
     TransitionRefused,
     not_waiting,
 )
+from pyrula.workflows.store.valkey.run_keys import idempotency_key
 from pyrula.workflows.store.valkey.run_link import RunLink, check_size
 from pyrula.workflows.store.valkey.run_wire import message_arguments, read_applied, read_status
 
@@ -105,6 +106,10 @@ class ValkeyInbox:
             if not entries:
                 shards.pop()
             for entry, (target, kind, message, name, payload) in entries:
+                if kind == b"entry":
+                    await self._settle(target, message, name, payload)
+                    sent.append(entry)
+                    continue
                 told = Message(kind.decode(), message.decode(), name.decode(), payload)
                 try:
                     delivered = await self._deliver(target.decode(), told)
@@ -116,3 +121,9 @@ class ValkeyInbox:
                 sent.append(entry)
             relayed += len(sent)
         return relayed
+
+    async def _settle(self, far: bytes, chain: bytes, number: int, seconds: bytes) -> None:
+        """To the entry of an idempotency key on another shard."""
+        shard, entry = far.decode().split()
+        key = idempotency_key(self._runs.namespace, int(shard), entry)
+        await self._runs.script("settle", int(shard), [key], [chain, b"%d" % number, seconds])

@@ -23,6 +23,11 @@ STRUCTURES: Final = (
     b"asked",
     b"reply",
     b"list",
+    b"cohort",
+    b"gidx",
+    b"open",
+    b"slot",
+    b"rate",
 )
 """What all runs of a shard share; every script gets them, in this order."""
 
@@ -85,6 +90,11 @@ def class_of(name: str, version: str | None) -> bytes:
 @lru_cache(maxsize=4096)
 def owner_of(owner: str) -> bytes:
     return digest("owner", owner)
+
+
+def gate_of(kind: str, workflow: str, key: str) -> bytes:
+    """`kind` is "l" or "r"."""
+    return kind.encode() + digest("gate", workflow, key)
 
 
 @lru_cache(maxsize=4096)

@@ -10,6 +10,7 @@ from pyrula.workflows.store.valkey.scripts import Script
 # scripts that carry a change of a holder
 _CHANGING = {"append", "park", "pause", "release", "finish", "continue"}
 _ALONE = {"schedule"}
+_LIBRARIES = ("listing", "library", "queue", "inbox")
 
 
 @cache
@@ -18,7 +19,7 @@ def run_script(name: str) -> Script:
     if name not in _ALONE:
         first, rest = parts[0].split(b"\n", 1)
         changing = [_read("change")] if name in _CHANGING else []
-        parts = [first, b"local SHARED = %d" % len(STRUCTURES), _read("listing"), _read("library"), *changing, rest]
+        parts = [first, b"local SHARED = %d" % len(STRUCTURES), *map(_read, _LIBRARIES), *changing, rest]
     text = b"\n".join(parts)
     # the server names a script by this digest; nothing is kept secret by it
     return Script(f"runs/{name}", text, sha1(text, usedforsecurity=False).hexdigest().encode())

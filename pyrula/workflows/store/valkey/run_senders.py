@@ -1,32 +1,22 @@
 """The client's side of submitted runs on Valkey."""
 
-import secrets
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Any
 
-from pyrula.workflows.stamps import Stamp
-from pyrula.workflows.store.events import encode_event
 from pyrula.workflows.store.history import History
-from pyrula.workflows.store.ids import RunId, new_run_id, shard_for
+from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import Applied, Parent
 from pyrula.workflows.store.refusals import (
     RunNotFoundError,
 )
-from pyrula.workflows.store.runs import Origin, Query, Result, RunDetail, Submission, Submitted, Subscription
-from pyrula.workflows.store.valkey.run_inbox import ValkeyInbox
+from pyrula.workflows.store.runs import Origin, Query, Result, RunDetail, Subscription
 from pyrula.workflows.store.valkey.run_keys import (
     answer_key,
-    class_of,
-    idempotency_entry,
-    idempotency_key,
-    owner_of,
 )
-from pyrula.workflows.store.valkey.run_link import check_size
 from pyrula.workflows.store.valkey.run_reading import read_rows
+from pyrula.workflows.store.valkey.run_submitting import ValkeySubmitting
 from pyrula.workflows.store.valkey.run_wire import (
-    message_arguments,
     read_applied,
     read_extras,
     read_messages,
@@ -36,81 +26,11 @@ from pyrula.workflows.store.valkey.run_wire import (
 )
 
 
-class ValkeyRunSender(ValkeyInbox):
+class ValkeyRunSender(ValkeySubmitting):
     """RunSender on Valkey."""
-
-    def new_run_id(
-        self,
-        *,
-        name: str,
-        idempotency_key: str | None = None,
-        parent: str | None = None,
-        stamp: Stamp | None = None,
-        batch_key: str | None = None,
-    ) -> str:
-        runs = self._runs
-        if stamp is not None:
-            shard = shard_for(runs.shards, name, *stamp.place)
-        elif idempotency_key is not None:
-            shard = shard_for(runs.shards, name, idempotency_key)
-        elif batch_key is not None:
-            shard = shard_for(runs.shards, name, batch_key)
-        elif parent is not None:
-            shard = runs.parse(parent).shard
-        else:
-            shard = secrets.randbelow(runs.shards)
-        return new_run_id(shard, runs.now(), secrets.randbits(80))
 
     def now(self) -> float:
         return self._runs.now()
-
-    async def submit(self, submission: Submission) -> Submitted:
-        runs, key = self._runs, submission.idempotency_key
-        check_size(f"the params of {submission.name}", submission.params)
-        run = RunId.parse(submission.run_id)
-        keys = runs.keys(run)
-        fields: dict[bytes, bytes] = {
-            b"name": submission.name.encode(),
-            b"owner": submission.owner.encode(),
-            b"metadata": submission.metadata,
-            b"params": submission.params,
-        }
-        names = [keys.hash, keys.events, keys.inbox, keys.met]
-        if submission.version is not None:
-            fields[b"version"] = submission.version.encode()
-        if submission.stamp is not None:
-            fields[b"stamp"] = submission.stamp.encode()
-        if submission.parent is not None:
-            fields |= {b"parent": submission.parent.run_id.encode(), b"wait": submission.parent.wait.encode()}
-        if key is not None:
-            entry = idempotency_entry(submission.name, key)
-            fields[b"entry"] = entry.encode()
-            names.append(idempotency_key(runs.namespace, run.shard, entry))
-        message = submission.message
-        if message is not None:
-            check_size(f"the {message.kind} {message.name!r}", message.payload)
-        event = encode_event(
-            "submitted", runs.now(), name=submission.name, version=submission.version, owner=submission.owner
-        )
-        arguments = [
-            run.chain.encode(),
-            class_of(submission.name, submission.version),
-            owner_of(submission.owner),
-            blake2b(submission.params, digest_size=16).hexdigest().encode(),
-            event,
-            (submission.version or "").encode(),
-            class_of(submission.name, None),
-            b"1" if submission.owner else b"",
-            b"%d" % len(fields),
-            *(part for field in fields.items() for part in field),
-            *([b""] if message is None else message_arguments(message)),
-        ]
-        found, mine, same = await runs.script("submit", run.shard, names, arguments)
-        answer = Submitted(found.decode(), bool(mine), bool(same))
-        if message is not None and not mine:
-            # the run that is there has keys of its own; the message's id makes a second sending harmless
-            await self.deliver(answer.run_id, message)
-        return answer
 
     async def status(self, run_id: str) -> RunStatus:
         _, found = await self._look(run_id, b"status")

@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pyrula.workflows.stamps import Stamp
+from pyrula.workflows.store.ids import digest
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import WAIT_STATUS, Applied, Change, Child, Interrupt, Message, Unread, Wait
+from pyrula.workflows.store.valkey.run_keys import gate_of
 
 _LETTERS = {"ok": b"o", "error": b"e", "rejected": b"r"}
 _OUTCOMES = {letter[0]: outcome for outcome, letter in _LETTERS.items()}
@@ -84,6 +87,28 @@ def microseconds(seconds: float | None) -> bytes:
 
 def seconds_of(text: bytes | int | None) -> float | None:
     return None if text is None or text == b"" else float(text) / 1e6
+
+
+def gate_arguments(name: str, owner: str, stamp: Stamp | None) -> list[bytes]:
+    """A run's gates as submit.lua reads them; the digests of cohorts are for queue.lua."""
+    if stamp is None:
+        return [b""]
+    limit, rate = stamp.limit, stamp.rate
+    told = [b"1", b"", b"0", b"", b"0", b"0"]
+    limited: list[str] = []
+    rated: list[str] = []
+    if limit is not None:
+        told[1:3] = gate_of("l", name, limit.key), b"%d" % limit.max
+        limited = [limit.key, str(limit.max)]
+    if rate is not None:
+        interval = 1e6 / rate.per_second
+        told[3:] = gate_of("r", name, rate.key), repr(interval).encode(), repr((rate.burst - 1) * interval).encode()
+        rated = [rate.key, repr(rate.per_second), str(rate.burst)]
+    return [
+        *told,
+        digest("cohort", owner, str(len(limited)), *limited, *rated),
+        digest("cohort", owner, str(len(limited)), *limited),
+    ]
 
 
 def read_waits(waits: Sequence[Any]) -> tuple[Wait, ...]:

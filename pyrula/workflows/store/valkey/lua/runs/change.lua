@@ -98,6 +98,6 @@ end
 
 -- The record goes out of its holder's hands.
 local function leave(record)
-  record.h = LEASE
+  record.h, record.A = LEASE, now()
   let_go(ID, record)
 end

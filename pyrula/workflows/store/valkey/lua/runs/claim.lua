@@ -26,18 +26,31 @@ for place = 1, count() do
   classes[place] = {arg(), arg(), arg()}
 end
 local function head(class)
-  local entry = first(RING, class[1])
+  local entry = first(RING, 'r' .. class[1])
   if not entry then
     class.turn = nil
     return
   end
-  class.turn, class.since = struct.unpack('>I8I8', entry, 13)
-  class.owner = string.sub(entry, 29)
+  class.turn, class.since = struct.unpack('>I8I8', entry, 14)
+  class.owner = string.sub(entry, 30)
 end
 for _, class in ipairs(classes) do
   head(class)
 end
+local function start(id, record, class)
+  if class[2] ~= '' then
+    record.v, record.c = class[2], class[3]
+  end
+  record.s, record.w, record.wd, record.e, record.n = 'running', worker, digest, record.e + 1, 0
+  record.A = now()
+  save(id, record)
+  redis.call('ZADD', HELD, 0, digest .. id)
+  changed(id)
+end
 local runs, steps = {}, most + 64
+-- what this claim opens, it takes by itself as long as it has room
+touched, told = {}, true
+local opened_some = false
 while #runs < most and steps > 0 do
   steps = steps - 1
   local best
@@ -50,36 +63,50 @@ while #runs < most and steps > 0 do
   if not best then
     break
   end
-  local class, owner = best[1], best.owner
-  local place = class .. owner
+  local place, owner = 'r' .. best[1], best.owner
   local seats, last = served(owner)
   if best.turn < last then
     -- the owner had its turn in another class
-    redis.call('ZREM', RING, class .. struct.pack('>I8I8', best.turn, best.since) .. owner)
-    sit(place, class, owner, last, best.since)
+    rise(place, owner)
+    sit(place, owner, last, best.since)
   else
-    local tick = redis.call('HINCRBY', META, 'tick', 1)
-    set_served(owner, seats, tick)
-    local item = first(Q, place)
-    local id = string.sub(item, 34)
-    local record = cmsgpack.unpack(redis.call('HGET', RUN, id))
-    dequeue(id, record)
-    if redis.call('HEXISTS', SEAT, place) == 1 then
-      redis.call('ZREM', RING, class .. struct.pack('>I8I8', best.turn, best.since) .. owner)
-      sit(place, class, owner, tick, tick)
+    local item = first(Q, place .. owner)
+    local member = string.sub(item, 35)
+    local cid = string.sub(member, 1, 1) == '~' and string.sub(member, 2)
+    local cohort = cid and cmsgpack.unpack(redis.call('HGET', COHORT, cid))
+    if not cid or passes(cid, cohort) then
+      local present = tick()
+      set_served(owner, seats, present)
+      local id = cid and string.sub(first(Q, 'c' .. cid), 35) or member
+      local record = cmsgpack.unpack(redis.call('HGET', RUN, id))
+      if cid then
+        serve(cid, cohort, id, record, present)
+      else
+        dequeue(id, record)
+      end
+      if redis.call('HEXISTS', SEAT, place .. owner) == 1 then
+        rise(place, owner)
+        sit(place, owner, present, present)
+      end
+      start(id, record, best)
+      runs[#runs + 1] = {
+        id, record.l, record.e, record.v, record.a, record.d, record.y and 1 or 0, record.t and 1 or 0
+      }
     end
-    if best[2] ~= '' then
-      record.v, record.c = best[2], best[3]
-    end
-    record.s, record.w, record.wd, record.e, record.n = 'running', worker, digest, record.e + 1, 0
-    save(id, record)
-    redis.call('ZADD', HELD, 0, digest .. id)
-    changed(id)
-    runs[#runs + 1] = {
-      id, record.l, record.e, record.v, record.a, record.d, record.y and 1 or 0, record.t and 1 or 0
-    }
   end
   head(best)
+  for _, class in ipairs(classes) do
+    if touched[class[1]] then
+      head(class)
+    end
+  end
+  opened_some = opened_some or next(touched) ~= nil
+  touched = {}
+end
+if opened_some then
+  -- others may take what this one left
+  told = false
+  tell_ready()
 end
 local reply = {due, runs}
 redis.call('HSET', REPLY, worker, cmsgpack.pack({number, reply}))

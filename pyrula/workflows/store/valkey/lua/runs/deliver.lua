@@ -90,7 +90,7 @@ if kind == 'pause' then
     dequeue(id, record)
   end
   redis.call('ZREM', TIMER, id)
-  record.s, record.p = 'paused', nil
+  record.s, record.p, record.A = 'paused', nil, now()
   redis.call('HSET', hash, 'error', payload)
   redis.call('RPUSH', KEYS[SHARED + 3], event)
   save(id, record)

@@ -6,6 +6,6 @@
 -- reply    {next timer or '', how many owners sit in the classes' rings}
 local due, seats = advance(), 0
 for place = 2, #ARGV do
-  seats = seats + redis.call('ZLEXCOUNT', RING, '[' .. ARGV[place], '(' .. ARGV[place] .. '\255')
+  seats = seats + size(RING, 'r' .. ARGV[place])
 end
 return {due, seats}

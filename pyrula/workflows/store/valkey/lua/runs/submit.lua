@@ -7,13 +7,19 @@
 --       6  event
 --       7  version or ''
 --       8, 9  digest of the name, '1' if it has an owner
---       10 number of further fields of the hash, then the fields
+--       10 priority's byte
+--       11 '', or '1' and the run's gates: the seven parts of G in queue.lua
+--       then  number of further fields of the hash, then the fields
 --       then  '' or a first message: kind, id, name, payload
 -- reply    {id of the run that is there, 1 if it is this one, 1 if it was submitted with these params}
 --
--- Keeps: one run for an idempotency key. The record has a place for gates (`gates`: what flow control stamped).
+-- Keeps: one run for an idempotency key of this shard.
 local id, class, owner, digest, event, version = arg(), arg(), arg(), arg(), arg(), arg()
-local workflow, owned = arg(), arg()
+local workflow, owned, priority = arg(), arg(), count()
+local gates
+if arg() == '1' then
+  gates = {arg(), count(), arg(), count(), count(), arg(), arg()}
+end
 local fields = take(2 * count())
 if KEYS[SHARED + 5] then
   local entry = redis.call('GET', KEYS[SHARED + 5])
@@ -34,8 +40,8 @@ end
 redis.call('RPUSH', KEYS[SHARED + 2], event)
 local order = redis.call('HINCRBY', META, 'submit', 1)
 local record = {
-  s = 'new', c = class, o = owner, k = struct.pack('>BI8', 128, order), l = 1, e = 0, n = 0, a = 1, d = 0, q = 0,
-  m = workflow, j = owned == '1' or nil
+  s = 'new', c = class, o = owner, k = struct.pack('>BI8', priority, order), l = 1, e = 0, n = 0, a = 1, d = 0, q = 0,
+  m = workflow, j = owned == '1' or nil, G = gates
 }
 if version ~= '' then
   record.v = version
@@ -46,5 +52,6 @@ if kind ~= '' then
   redis.call('HSET', KEYS[SHARED + 4], kind .. ':' .. message, '')
   put(id, record, KEYS[SHARED + 3], kind, message, name, payload)
 end
+settle(id, record, KEYS[SHARED + 1], '')
 enqueue(id, record)
 return {id, 1, 1}

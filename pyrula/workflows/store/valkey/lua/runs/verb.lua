@@ -57,6 +57,7 @@ record.t, record.a, record.d = true, record.a + 1, 0
 for place = SHARED + 1, #KEYS do
   redis.call('PERSIST', KEYS[place])
 end
+settle(id, record, KEYS[SHARED + 1], '')
 list_again(record)
 redis.call('HDEL', KEYS[SHARED + 1], 'rec', 'finished', 'error', 'value')
 redis.call('RPUSH', KEYS[SHARED + 3], event .. record.a .. rest)
