@@ -12,9 +12,12 @@ from datetime import datetime, timedelta
 from random import random
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
+from pydantic import BaseModel
+
+from pyrula.workflows.batching import trigger_event, triggered
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import dumps, encode_message, loads
-from pyrula.workflows.definition import StepDefinition, step_of
+from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step_of
 from pyrula.workflows.engine.as_completed import AsCompleted
 from pyrula.workflows.engine.attempt import pause
 from pyrula.workflows.engine.attempts import error_from, perform
@@ -24,6 +27,7 @@ from pyrula.workflows.engine.operations import InstantOperation, SleepOperation,
 from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.engine.talking import Talking
 from pyrula.workflows.engine.timeout import Timeout
+from pyrula.workflows.engine.triggering import Feeding, TriggerOperation, feed
 from pyrula.workflows.errors import NonDeterminismError, SerializationError
 from pyrula.workflows.model import MAX_VALUE, RunInfo
 from pyrula.workflows.replay.journal import Entry, delivery
@@ -120,6 +124,8 @@ class Context(Talking):
             await self._recorded(op, "sleep", "")
             return
         left = run.time_left(op, "sleep", wanted, moment)
+        if left > _IN_PLACE_SECONDS:
+            run.attend(left)
         if run.talking is not None and left > min(_IN_PLACE_SECONDS, run.talking.park_after):
             await Crew.of(run).take_over(SleepOperation("sleep", wanted, moment), op)
             return
@@ -215,6 +221,50 @@ class Context(Talking):
             run.outputs = [output]
         else:
             run.outputs.append(output)
+
+    async def trigger(
+        self,
+        workflow: str | WorkflowDefinition[..., Any],
+        event: Mapping[str, Any] | BaseModel,
+        *,
+        event_id: str | None = None,
+    ) -> str | None:
+        """Feeds a Collect or Debounce buffer, once: the id of the run that the event started by completing a batch, or
+        None.
+
+        Raises ConfigurationError for a workflow that isn't imported here or has no trigger=, ValueError for an event
+        that doesn't fit. A repeat of `event_id`, also by others, feeds nothing and gives the same answer.
+        """
+        definition = triggered(workflow)
+        feeding = Feeding(definition, trigger_event(definition, event, event_id))
+        name = definition.name
+        run = self._run
+        if not run.straight or RUN.get() is not run:
+            await run.admit()
+            if run.crew is not None:
+                run_id: str | None = await run.crew.ask(TriggerOperation(feeding))
+                return run_id
+        machine = run.machine or run.begin()
+        machine.asked = clock = machine.asked + 1
+        op = str(clock)
+        if machine.left:
+            run_id = loads((await self._recorded(op, "trigger", name)).value or b"null")
+            return run_id
+        run.in_place = op
+        try:
+            run_id, fed = await feed(run, op, feeding)
+        except Exception as error:
+            await run.fail(error)
+            raise
+        finally:
+            run.in_place = None
+        if not run.straight:
+            await self._hand_in("trigger", name, op, "value", dumps(run_id), run_id)
+            return run_id
+        run.write(delivery(("value", op, "trigger", name, clock, None, dumps(run_id))))
+        if fed is not None:
+            run.host.triggered(run, fed)
+        return run_id
 
     def patched(self, change_id: str) -> bool:
         """Whether the run takes the new way of a change: False if its journal is older. It holds for the run."""

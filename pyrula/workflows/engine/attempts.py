@@ -108,6 +108,7 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
 async def _rest(run: Run, op: str, due: float, in_place: bool) -> bool:
     """Waits for the next attempt, where whoever wants to know can see it. True if that is better done elsewhere."""
     delay = due - run.clock.now().timestamp()
+    run.attend(delay)
     talking = run.talking
     if talking is None or delay <= 0:
         await pause(delay)

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from pyrula.workflows.batching import TriggerEvent
+from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.replay.journal import Entry
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.messages import Applied, Child, Interrupt
@@ -68,7 +70,7 @@ class Outcome:
 
 
 class Host(Protocol):
-    """Who keeps the journals of runs; one object serves many."""
+    """Who keeps the journals of runs; one object serves many. If it has a method `attend`, see `Run.attend`."""
 
     def append(self, run: "Any", index: int, entry: Entry | None) -> None:
         """Queues a row for the next group commit, in order; None deletes the row."""
@@ -78,6 +80,13 @@ class Host(Protocol):
 
     def record(self, run: "Any") -> object | None:
         """What `ctx.record` shows."""
+
+    async def trigger(self, run: "Any", definition: WorkflowDefinition[..., Any], event: TriggerEvent) -> str:
+        """Feeds an event, perhaps again after a crash: the run that it started, "" if none. What it raises fails the
+        run."""
+
+    def triggered(self, run: "Any", event: TriggerEvent) -> None:
+        """The answer to this event is in the rows that were queued: once they are durable it is never fed again."""
 
 
 class RunHost(Host, Protocol):

@@ -165,6 +165,7 @@ class SleepOperation(CrewOperation):
 
     def start(self, crew: Deliverer) -> None:
         left = crew.run.time_left(self.id, self.kind, self._seconds, self._until)
+        crew.run.attend(left)
         if left <= 0:
             crew.on_completed(self, "value", b"null", None)
         else:

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from pyrula.workflows.clock import Clock
@@ -128,6 +129,13 @@ class Run:
         """The host, if it takes more than rows."""
         host: Any = self.host
         return host if hasattr(host, "park_after") else None
+
+    def attend(self, seconds: float = inf) -> None:
+        """The body is about to do what others may take part in, or to wait for so long. A host that keeps only rows of
+        most runs may take another place from now on (`host`)."""
+        attend = getattr(self.host, "attend", None)
+        if attend is not None:
+            attend(self, seconds)
 
     @property
     def remains(self) -> Remains:

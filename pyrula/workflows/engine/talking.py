@@ -180,12 +180,14 @@ class Talking:
 
     def _desk(self) -> Desk:
         run = self._run
+        run.attend()
         if run.desk is None:
             run.desk = Desk()
         assert isinstance(run.desk, Desk)
         return run.desk
 
     async def _ask(self, operation: Any) -> Any:
+        self._run.attend()
         crew = Crew.of(self._run)
         crew.own = True
         return await crew.ask(operation)
