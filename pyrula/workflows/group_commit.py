@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import LeaseLost, StoreUnavailable
 from pyrula.workflows.store.port import Batch, Token
+from pyrula.workflows.store.record_changes import RecordChange
 
 logger = logging.getLogger("pyrula.store")
 
@@ -37,11 +38,12 @@ _FIRST_DELAY, _LAST_DELAY = 0.05, 1.0
 class Flush:
     """The fate of the rows of one source that travel together."""
 
-    __slots__ = ("_callbacks", "_waiters", "done", "error", "queue", "rows")
+    __slots__ = ("_callbacks", "_waiters", "changes", "done", "error", "queue", "rows")
 
     def __init__(self, queue: "SourceQueue") -> None:
         self.queue = queue
         self.rows: list[tuple[int, int, bytes]] = []
+        self.changes: list[Callable[[], RecordChange]] | None = None
         self.done = False
         self.error: Exception | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -115,6 +117,15 @@ class SourceQueue:
         """A flush without a row of its own: it extends the journal's life, and is done when all rows so far are."""
         return self._next or self._begin()
 
+    def change(self, take: Callable[[], RecordChange]) -> Flush:
+        """Queue a change of a record's run, which is asked for when the flush leaves: it has all that was decided until
+        then, and comes after the rows that were queued. Returns the flush it travels in."""
+        flush = self.touch()
+        if flush.changes is None:
+            flush.changes = []
+        flush.changes.append(take)
+        return flush
+
     def close(self) -> None:
         """Drop what is queued, and fail it and whatever is still added; a flush that has left takes its course."""
         self.fail(LeaseLost(f"source {self.source.hex()} was let go"))
@@ -144,7 +155,11 @@ class SourceQueue:
         assert flush is not None
         rows = flush.rows
         high, witness = self._marks() if self._marks is not None else (max((row[0] for row in rows), default=0), None)
-        return [Batch(self.source, self.token, part, high, witness) for part in _split(rows, max_rows, max_bytes)]
+        batches = [Batch(self.source, self.token, part, high, witness) for part in _split(rows, max_rows, max_bytes)]
+        if flush.changes is not None:
+            batches = batches if rows else []
+            batches += [Batch(self.source, self.token, (), high, witness, take()) for take in flush.changes]
+        return batches
 
 
 def _split(rows: list[tuple[int, int, bytes]], max_rows: int, max_bytes: int) -> list[list[tuple[int, int, bytes]]]:

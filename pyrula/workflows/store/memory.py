@@ -10,10 +10,10 @@ from pyrula.workflows.errors import LeaseLost, StaleToken
 from pyrula.workflows.store.memory_backfills import KeptBackfill, MemoryBackfills
 from pyrula.workflows.store.memory_batches import MemoryBatches
 from pyrula.workflows.store.memory_board import Board
-from pyrula.workflows.store.memory_holders import MemoryRunHolder
 from pyrula.workflows.store.memory_listing import MemoryListing
+from pyrula.workflows.store.memory_record_runs import RecordRuns
+from pyrula.workflows.store.memory_records import MemoryRecords
 from pyrula.workflows.store.memory_schedules import MemorySchedules
-from pyrula.workflows.store.memory_senders import MemoryRunSender
 from pyrula.workflows.store.port import MAX_POSITION, Batch, Claim, Row, Token
 
 _SHARDS = 16
@@ -31,7 +31,7 @@ class _Source:
     rows: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
 
-class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules, MemoryListing, MemoryBackfills, MemoryBatches):
+class MemoryStore(MemoryRecords, MemorySchedules, MemoryListing, MemoryBackfills, MemoryBatches):
     """A SourceStore and RunStore that forgets everything with the process.
 
     >>> store = MemoryStore()
@@ -46,6 +46,8 @@ class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules, MemoryListi
         self.instance_id = uuid.uuid4().hex
         self._sources: dict[bytes, _Source] = {}
         self._board = Board(self.clock)
+        self._records = RecordRuns(self._board)
+        self._board.pass_elsewhere = self._records.pass_on
         self._backfills: dict[str, KeptBackfill] = {}
 
     def twin(self) -> "MemoryStore":
@@ -53,7 +55,15 @@ class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules, MemoryListi
         twin = MemoryStore(self.clock)
         twin.instance_id, twin._sources = self.instance_id, self._sources
         twin._board, twin._backfills = self._board, self._backfills
+        twin._records = self._records
         return twin
+
+    def check_token(self, source: bytes, token: Token) -> None:
+        self._held(source, token)
+
+    def rows_of(self, source: bytes, position: int) -> tuple[tuple[int, bytes], ...]:
+        found = self._sources.get(source)
+        return () if found is None else tuple(sorted(found.rows.get(position, {}).items()))
 
     def __repr__(self) -> str:
         return f"MemoryStore(sources={len(self._sources)})"
@@ -112,7 +122,12 @@ class MemoryStore(MemoryRunSender, MemoryRunHolder, MemorySchedules, MemoryListi
             return lost
         if not 0 <= batch.high <= MAX_POSITION:
             return ValueError(f"position {batch.high} is outside 0..{MAX_POSITION}")
-        for position, index, data in batch.rows:
+        rows = batch.rows
+        change = batch.change
+        if change is not None:
+            written = self._records.write(change)
+            rows = [(change.run_id.position, *row) for row in change.rows] if written else []
+        for position, index, data in rows:
             if data:
                 found.rows.setdefault(position, {})[index] = data
             elif (entries := found.rows.get(position)) is not None:

@@ -142,6 +142,8 @@ class Board:
         self._serial = itertools.count()
         self._outbox: deque[tuple[str, Message]] = deque()
         self._relaying = False
+        # a child's result for whom this board doesn't know
+        self.pass_elsewhere: Callable[[str, Message], None] = lambda run_id, message: None
 
     def now(self) -> float:
         return self.clock.now().timestamp()
@@ -282,6 +284,7 @@ class Board:
         try:
             chain = self.find(run_id)
         except RunNotFoundError:
+            self.pass_elsewhere(run_id, message)
             return
         key = (message.kind, message.id)
         if not chain.finished and key not in chain.known:

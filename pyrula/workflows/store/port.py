@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from pyrula.workflows.store.record_changes import RecordChange
+
 # Positions are compared as doubles inside the server's scripts.
 MAX_POSITION = 2**53 - 1
 
@@ -51,7 +53,7 @@ class Batch(NamedTuple):
 
     ``rows`` may hold plain ``(position, index, data)`` tuples. ``high`` is the highest position the journal is to be
     read to, ``witness`` identifies the log the positions belong to (None or empty: as it was). No rows at all: the
-    journal's life is extended.
+    journal's life is extended. A ``change`` of a record's run comes without rows: it has its own.
     """
 
     source: bytes
@@ -59,6 +61,7 @@ class Batch(NamedTuple):
     rows: Sequence[tuple[int, int, bytes]]
     high: int
     witness: bytes | None = None
+    change: RecordChange | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from pyrula.workflows.errors import LeaseLost, StoreUnavailable
 from pyrula.workflows.store.port import Batch, Token
 from pyrula.workflows.store.valkey import wire
 from pyrula.workflows.store.valkey.link import Link, Meaning, meaning
+from pyrula.workflows.store.valkey.record_scripts import record_script
+from pyrula.workflows.store.valkey.record_wire import change_request
 from pyrula.workflows.store.valkey.scripts import script
 from pyrula.workflows.store.valkey.session import Attempts
 
@@ -28,14 +30,21 @@ class Appender:
     process."""
 
     def __init__(
-        self, link: Link, sender: bytes, keys: Callable[[bytes], tuple[bytes, bytes]], ttl: int, patience: float
+        self,
+        link: Link,
+        namespace: str,
+        sender: bytes,
+        keys: Callable[[bytes], tuple[bytes, bytes]],
+        ttl: int,
+        patience: float,
     ) -> None:
         self._link = link
+        self._namespace = namespace
         self._sender = sender
         self._keys = keys
         self._ttl = ttl
         self._patience = min(patience, _PATIENCE)
-        self._script = script("append")
+        self._script, self._change = script("append"), record_script("change")
         self._sendings = itertools.count(1)
         self._turn = asyncio.Lock()
 
@@ -54,11 +63,11 @@ class Appender:
         attempts = Attempts(self._patience)
         while packed := self._pack(batches, waiting, answers):
             waiting = list(packed)
-            request = [wire.script_load(self._script)] if load else []
+            request = [wire.script_load(one) for one in (self._script, self._change)] if load else []
             request += packed.values()
             try:
                 replies = await self._link.exchange(request, len(request))
-                if load:
+                for _ in range(2 if load else 0):
                     loaded = replies.pop(0)
                     if isinstance(loaded, Exception):
                         raise self._link.error(loaded)
@@ -77,7 +86,12 @@ class Appender:
             key, prefix = self._keys(batch.source)
             sending = b"%b.%d" % (self._sender, next(self._sendings))
             try:
-                packed[number] = wire.append(self._script, key, prefix, batch, sending, self._ttl)
+                if batch.change is None:
+                    packed[number] = wire.append(self._script, key, prefix, batch, sending, self._ttl)
+                else:
+                    packed[number] = change_request(
+                        self._change, self._namespace, key, prefix, batch, batch.change, sending, self._ttl
+                    )
             except ValueError as error:
                 answers[number] = error
         return packed

@@ -17,10 +17,10 @@ from pyrula.workflows.store.valkey.address import Address
 from pyrula.workflows.store.valkey.appender import Appender, lost
 from pyrula.workflows.store.valkey.checks import check_server, parse_info
 from pyrula.workflows.store.valkey.link import Link, Meaning, meaning
+from pyrula.workflows.store.valkey.record_runs import ValkeyRecords
 from pyrula.workflows.store.valkey.run_backfills import ValkeyBackfills
 from pyrula.workflows.store.valkey.run_batches import ValkeyBatches
 from pyrula.workflows.store.valkey.run_claims import Claimer
-from pyrula.workflows.store.valkey.run_holders import ValkeyRunHolder
 from pyrula.workflows.store.valkey.run_link import RunLink
 from pyrula.workflows.store.valkey.run_listing import ValkeyListing
 from pyrula.workflows.store.valkey.run_schedules import ValkeySchedules
@@ -36,7 +36,7 @@ _PAGE_ROWS = b"1000"
 _PAGE_BUCKETS = 8
 
 
-class ValkeyStore(ValkeyRunHolder, ValkeySchedules, ValkeyListing, ValkeyBackfills, ValkeyBatches):
+class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills, ValkeyBatches):
     """A SourceStore and RunStore on Valkey >= 7.2 or Redis >= 7.2.
 
     A request is given ``timeout`` seconds, and sent again for ``retry_for`` seconds before StoreUnavailable. With TLS,
@@ -68,7 +68,7 @@ class ValkeyStore(ValkeyRunHolder, ValkeySchedules, ValkeyListing, ValkeyBackfil
         self._process = secrets.token_hex(8).encode()
         self._session = Session(self._address, self.timeout, self.retry_for)
         link = Link(self._address, self.timeout)
-        self._appender = Appender(link, self._process, self._keys, TTL_SECONDS, self.retry_for)
+        self._appender = Appender(link, self.namespace, self._process, self._keys, TTL_SECONDS, self.retry_for)
         self._warned = False
         self._runs = RunLink(self._address, self.namespace, shards, self.timeout, self.retry_for)
         self._claimer = Claimer(self._runs)

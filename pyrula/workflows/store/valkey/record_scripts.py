@@ -1,0 +1,24 @@
+"""The scripts about runs of records: one a file in ``lua/records``, with the library they share behind their first
+line."""
+
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+
+from pyrula.workflows.store.valkey.scripts import Script
+
+_ALONE = {"pass"}
+
+
+@cache
+def record_script(name: str) -> Script:
+    text = _read(name)
+    if name not in _ALONE:
+        first, rest = text.split(b"\n", 1)
+        text = b"\n".join([first, _read("library"), rest])
+    # the server names a script by this digest; nothing is kept secret by it
+    return Script(f"records/{name}", text, sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+def _read(name: str) -> bytes:
+    return files(__package__).joinpath("lua", "records", f"{name}.lua").read_bytes()
