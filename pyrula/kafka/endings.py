@@ -15,7 +15,7 @@ from time import monotonic
 
 from pyrula.kafka.dead_letter import letter, without_extras
 from pyrula.kafka.events import EventKind, Observer, RecordEvent, tell
-from pyrula.kafka.outputs import OutputRefused, Outputs, TooLarge
+from pyrula.kafka.outputs import OutputRefused, Producing, TooLarge
 from pyrula.kafka.partition import Partition, Raw, RecordRun
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.serde import RecordError
@@ -37,7 +37,7 @@ class RunTimeout(PyrulaError):
 class RunEndings:
     """The endings of one binding's runs."""
 
-    def __init__(self, outputs: Outputs, observer: Callable[[], Observer | None]) -> None:
+    def __init__(self, outputs: Producing, observer: Callable[[], Observer | None]) -> None:
         self._outputs = outputs
         self._observer = observer
         self._mismatches: deque[float] = deque(maxlen=MISMATCHES)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
+from typing import Protocol
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
@@ -47,6 +48,13 @@ class TooLarge(OutputRefused):
 
 
 Done = Callable[[OutputRefused | None], None]
+
+
+class Producing(Protocol):
+    """Takes the outputs of runs."""
+
+    def produce(self, outputs: Sequence[Output], done: Done) -> None:
+        """`done` is called on the loop, once: with None when all are acknowledged, or with why one was refused."""
 
 
 class _Pending:

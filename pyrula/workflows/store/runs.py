@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pyrula.workflows.stamps import Stamp
+from pyrula.workflows.store.backfills import BackfillStore
 from pyrula.workflows.store.batches import BatchStore
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import RunStatus
@@ -345,7 +346,7 @@ class ScheduleStore(Protocol):
         key, then write the next fire time with `expected`: one run a fire time, however many workers there are."""
 
 
-class RunStore(RunSender, RunHolder, ScheduleStore, RunLister, BatchStore, Protocol):
+class RunStore(RunSender, RunHolder, ScheduleStore, RunLister, BatchStore, BackfillStore, Protocol):
     """Everything about submitted runs."""
 
     async def open(self) -> None: ...

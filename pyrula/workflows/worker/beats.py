@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.errors import StoreUnavailable
 from pyrula.workflows.store.leases import Watch
-from pyrula.workflows.store.runs import RunStore
+from pyrula.workflows.store.runs import RunStore, Suspect
 from pyrula.workflows.worker.life import Lives
 from pyrula.workflows.worker.options import WorkerOptions
 
@@ -39,7 +39,7 @@ class Heartbeat:
         self._patience = options.patience
         self._clock = clock
         self._on_freed = on_freed
-        self._watch = Watch(options.lease_seconds)
+        self._watch = Watch[Suspect](options.lease_seconds)
         self._reached = clock.monotonic()
         self._cut_off = False
 
