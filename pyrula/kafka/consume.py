@@ -25,9 +25,9 @@ from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.partition import Bounds, Partition, Raw
 from pyrula.kafka.record import record_identity
 from pyrula.kafka.replayers import Replayers
+from pyrula.kafka.stores import WorkerStore
 from pyrula.workflows.errors import StoreError
 from pyrula.workflows.group_commit import GroupCommit
-from pyrula.workflows.store.port import SourceStore
 
 log = logging.getLogger("pyrula.kafka")
 
@@ -48,7 +48,7 @@ class GroupConsumer:
         group: str,
         pools: Mapping[str, Replayers],
         *,
-        store: SourceStore,
+        store: WorkerStore,
         commits: GroupCommit,
         options: KafkaOptions,
         budget: Callable[[], tuple[int, int]],
@@ -327,6 +327,7 @@ class GroupConsumer:
             fetch=fetch,
             fenced=self.fenced,
             standing=client.standing,
+            triggers=self._store,
         )
         assignment.partitions[tp] = partition
         pool.add(partition)

@@ -18,11 +18,15 @@ from pyrula.kafka.lanes import Lanes
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.record import RawRecord, Record, Witness, fingerprint, run_id
 from pyrula.kafka.standing import Standing
+from pyrula.workflows.batching import TriggerEvent
+from pyrula.workflows.client.trigger import TriggerStore, feed
+from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.execution import Execution
 from pyrula.workflows.group_commit import Flush, GroupCommit
 from pyrula.workflows.replay.journal import Entry, Journal, decode_row, encode_row
 from pyrula.workflows.store.port import Row, Token
+from pyrula.workflows.worker.patience import ask_until_answered
 
 log = logging.getLogger("pyrula.kafka")
 
@@ -108,6 +112,7 @@ class Partition:
         fetch: Callable[[bool], None],
         fenced: Callable[["Partition"], None],
         standing: Standing,
+        triggers: TriggerStore,
     ) -> None:
         self.tp = tp
         self.binding = binding
@@ -145,6 +150,7 @@ class Partition:
         self._fetch = fetch
         self._fenced = fenced
         self._standing = standing
+        self._triggers = triggers
         self._queue = commits.lane(source, token, self._marks)
         self._flush: Flush | None = None
 
@@ -268,6 +274,19 @@ class Partition:
         """Host of runs: the record that ctx.record shows."""
         raw = cast(Raw, run.origin)
         return Record.of(raw, raw.value)
+
+    async def trigger(self, run: Execution, definition: WorkflowDefinition[..., Any], event: TriggerEvent) -> str:
+        """Host of runs: feed an event to another workflow's trigger."""
+        return await ask_until_answered(lambda: feed(self._triggers, definition, event))
+
+    def triggered(self, run: Execution, event: TriggerEvent) -> None:
+        """Host of runs: the event's answer is in the row that was queued last."""
+
+        def forget(error: Exception | None) -> None:
+            if error is None:
+                self._triggers.forget_event(event)
+
+        cast(Flush, run.flush).on_done(forget)
 
     async def emptied(self) -> None:
         """Until none of its bodies runs any more."""

@@ -20,13 +20,13 @@ from pyrula.kafka.outputs import Outputs
 from pyrula.kafka.partition import Partition
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.stalls import StallWatch
+from pyrula.kafka.stores import WorkerStore
 from pyrula.kafka.topics import TopicWatch
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.group_commit import GroupCommit
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.signals import process_signals
-from pyrula.workflows.store.port import SourceStore
 
 log = logging.getLogger("pyrula.kafka")
 
@@ -51,7 +51,7 @@ class KafkaWorker:
         self,
         bindings: Sequence[Binding] | Binding,
         *,
-        store: SourceStore,
+        store: WorkerStore,
         kafka: KafkaOptions | Mapping[str, KafkaOptions],
         clock: Clock | None = None,
         on_event: Observer | None = None,

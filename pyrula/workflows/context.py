@@ -27,7 +27,7 @@ from pyrula.workflows.engine.operations import InstantOperation, SleepOperation,
 from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.engine.talking import Talking
 from pyrula.workflows.engine.timeout import Timeout
-from pyrula.workflows.engine.triggering import Feeding, TriggerOperation, feed
+from pyrula.workflows.engine.triggering import Feeding, TriggerOperation, feed, read_run_id, written
 from pyrula.workflows.errors import NonDeterminismError, SerializationError
 from pyrula.workflows.model import MAX_VALUE, RunInfo
 from pyrula.workflows.replay.journal import Entry, delivery
@@ -248,8 +248,8 @@ class Context(Talking):
         machine.asked = clock = machine.asked + 1
         op = str(clock)
         if machine.left:
-            run_id = loads((await self._recorded(op, "trigger", name)).value or b"null")
-            return run_id
+            recorded = await self._recorded(op, "trigger", name)
+            return read_run_id(recorded)
         run.in_place = op
         try:
             run_id, fed = await feed(run, op, feeding)
@@ -262,8 +262,7 @@ class Context(Talking):
             await self._hand_in("trigger", name, op, "value", dumps(run_id), run_id)
             return run_id
         run.write(delivery(("value", op, "trigger", name, clock, None, dumps(run_id))))
-        if fed is not None:
-            run.host.triggered(run, fed)
+        written(run, fed)
         return run_id
 
     def patched(self, change_id: str) -> bool:

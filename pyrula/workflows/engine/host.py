@@ -9,7 +9,18 @@ from pyrula.workflows.replay.journal import Entry
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.messages import Applied, Child, Interrupt
 
-__all__ = ["COMPLETED", "ChildRequest", "ContinueAsNew", "Continued", "Host", "Outcome", "Output", "RunHost", "Status"]
+__all__ = [
+    "COMPLETED",
+    "ChildRequest",
+    "ContinueAsNew",
+    "Continued",
+    "FeedingHost",
+    "Host",
+    "Outcome",
+    "Output",
+    "RunHost",
+    "Status",
+]
 
 Status: TypeAlias = Literal["completed", "failed", "cancelled", "continued_as_new", "paused", "parked", "cut"]
 
@@ -80,6 +91,10 @@ class Host(Protocol):
 
     def record(self, run: "Any") -> object | None:
         """What `ctx.record` shows."""
+
+
+class FeedingHost(Host, Protocol):
+    """A host of runs that may feed triggers."""
 
     async def trigger(self, run: "Any", definition: WorkflowDefinition[..., Any], event: TriggerEvent) -> str:
         """Feeds an event, perhaps again after a crash: the run that it started, "" if none. What it raises fails the

@@ -11,7 +11,7 @@ __all__ = ["Place", "escaped", "name_of", "still_armed"]
 
 # The operations' own coroutines are tasks in a gather; journals shouldn't depend on what their methods are called.
 _NAMES: Final = {
-    f"Context.{name}": name for name in ("step", "sleep", "now", "random", "uuid", "send", "gather", "wait")
+    f"Context.{name}": name for name in ("step", "sleep", "now", "random", "uuid", "send", "gather", "wait", "trigger")
 } | {
     f"Talking.{name}": name for name in ("wait_for_signal", "interrupt", "run_child", "start_child", "continue_as_new")
 }

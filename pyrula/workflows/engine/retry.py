@@ -16,7 +16,7 @@ from pyrula.workflows.replay.journal import Entry, Journal, encode_row
 
 __all__ = ["end_of_kept", "first", "kept_notes", "rows_to_drop", "without_end"]
 
-_LASTING: Final = frozenset(("applied", "message", "answer"))
+_LASTING: Final = frozenset(("applied", "message", "answer", "trigger"))
 _FRESH: Final = frozenset(("timeout", "signal"))
 
 
@@ -42,7 +42,8 @@ def without_end(journal: Journal) -> tuple[Journal, list[tuple[int, bytes]]]:
 
 
 def kept_notes(rows: list[tuple[int, Entry]], dropped: set[int], running: list[str]) -> list[Entry]:
-    """Notes of what is dropped and still counts: messages, and the values of steps that were `running` at a cancel."""
+    """Notes of what is dropped and still counts: messages, the values of steps that were `running` at a cancel, and
+    the answers to events, which aren't fed again."""
     kept = []
     for index, entry in rows:
         if index not in dropped or entry.clock is None:
@@ -50,9 +51,9 @@ def kept_notes(rows: list[tuple[int, Entry]], dropped: set[int], running: list[s
         note = message_note(entry)
         if note is not None:
             kept.append(note)
-        elif entry.opkind == "step" and entry.op in running and entry.kind == "value":
+        elif entry.kind == "value" and (entry.opkind == "trigger" or (entry.opkind == "step" and entry.op in running)):
             answer = dumps([entry.kind, Fragment(entry.value or b"null")])
-            kept.append(Entry("answer", entry.op, "step", entry.name, None, None, answer))
+            kept.append(Entry("answer", entry.op, entry.opkind, entry.name, None, None, answer))
     return kept
 
 

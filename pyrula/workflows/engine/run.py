@@ -19,7 +19,7 @@ from typing import Any, Final
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import WorkflowDefinition
-from pyrula.workflows.engine.host import Host, Outcome, Output, RunHost, Status
+from pyrula.workflows.engine.host import FeedingHost, Host, Outcome, Output, RunHost, Status
 from pyrula.workflows.engine.parts import CrewLike, DeskLike, DriveLike
 from pyrula.workflows.engine.places import still_armed
 from pyrula.workflows.engine.remains import Remains
@@ -136,6 +136,12 @@ class Run:
         attend = getattr(self.host, "attend", None)
         if attend is not None:
             attend(self, seconds)
+
+    @property
+    def feeding(self) -> FeedingHost | None:
+        """The host, if it takes events for triggers."""
+        host: Any = self.host
+        return host if hasattr(host, "triggered") else None
 
     @property
     def remains(self) -> Remains:

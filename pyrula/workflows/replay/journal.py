@@ -27,11 +27,24 @@ UNASKED: Final = frozenset(("update", "cancel", "abort"))
 """Deliveries that no operation waits for."""
 
 NOTES: Final = frozenset(
-    ("deadline", "attempt", "patch", "loose", "head", "interrupt", "child", "applied", "answer", "message", "failed")
+    (
+        "deadline",
+        "attempt",
+        "patch",
+        "loose",
+        "head",
+        "interrupt",
+        "child",
+        "trigger",
+        "applied",
+        "answer",
+        "message",
+        "failed",
+    )
 )
 """`attempt` of the operation "" is the run's own number of rounds; `loose`, `head` and `failed` belong to no operation
 either. `applied` is an update that was answered; `failed` says where a retry cuts the journal; `answer` and `message`
-are what a retry kept of it: a step that needn't be executed again, and a message to be delivered again."""
+are what a retry kept of it: a step or an event that needn't be executed again, and a message to be delivered again."""
 
 # What a row takes beside its value, its operation's id and name.
 _ROW_OVERHEAD: Final = 64

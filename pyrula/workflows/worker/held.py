@@ -11,8 +11,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import Context
 from typing import Any, Final, Protocol, TypeVar
 
+from pyrula.workflows.batching import TriggerEvent
+from pyrula.workflows.client.trigger import feed
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import loads
+from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.execution import ChildRequest, Execution
 from pyrula.workflows.replay.journal import Entry, encode_row
@@ -150,6 +153,12 @@ class HeldRun:
         )
         await ask_until_answered(lambda: self._store.submit(submission))
 
+    async def trigger(self, run: Any, definition: WorkflowDefinition[..., Any], event: TriggerEvent) -> str:
+        return await ask_until_answered(lambda: feed(self._store, definition, event))
+
+    def triggered(self, run: Any, event: TriggerEvent) -> None:
+        self._queued.fed.append(event)
+
     def idle(self, run: Any) -> None:
         if self._parking is None and self.lost is None:
             asyncio.get_running_loop().call_soon(self._start_parking, context=Context())
@@ -258,6 +267,8 @@ class HeldRun:
         finally:
             self._leaving = None
         leaving.settle(None)
+        for event in leaving.fed:
+            self._store.forget_event(event)
         return answer
 
     def lose(self, error: Exception) -> None:

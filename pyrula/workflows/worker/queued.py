@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.store.messages import Applied, Change, Child, Interrupt
 
 __all__ = ["Queued"]
@@ -11,10 +12,13 @@ __all__ = ["Queued"]
 class Queued:
     """The parts of one `Change` to be. `written` is done when the store has acknowledged them all.
 
-    Events alone are no reason to write soon, so they don't count for `urgent`.
+    `fed` are events for triggers, their answers are among the rows. Events of the run's history alone are no reason to
+    write soon, so they don't count for `urgent`.
     """
 
-    __slots__ = ("applied", "attempt", "children", "closed", "consumed", "events", "opened", "rows", "written")
+    __slots__ = (
+        "applied", "attempt", "children", "closed", "consumed", "events", "fed", "opened", "rows", "written",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, bytes]] = []
@@ -24,6 +28,7 @@ class Queued:
         self.closed: list[str] = []
         self.children: list[Child] = []
         self.events: list[bytes] = []
+        self.fed: list[TriggerEvent] = []
         self.attempt: int | None = None
         self.written: asyncio.Future[None] | None = None
 

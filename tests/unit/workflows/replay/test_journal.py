@@ -44,6 +44,11 @@ ROWS = [
         b'[1,"interrupt","3","interrupt","i7",null,null,"sure?",null]',
     ),
     (
+        Entry("trigger", "4", "trigger", "digest", None, None, b'"5f"'),
+        None,
+        b'[1,"trigger","4","trigger","digest",null,null,"5f",null]',
+    ),
+    (
         Entry("child", "4", "start_child", "ship", None, None, b'"00-x"'),
         None,
         b'[1,"child","4","start_child","ship",null,null,"00-x",null]',
