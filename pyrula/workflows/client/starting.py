@@ -248,7 +248,6 @@ class WorkflowClient(RunCalls):
             self._tell_unknown(name)
             data, version, stamp = encode_unchecked(name, params), None, None
         else:
-            _refuse_policies(definition)
             data, version = Params.of(definition).encode(params), definition.version
             stamp = stamp_of(definition, data)
         noted = encode_message(metadata, f"workflow {name!r}: metadata", MAX_VALUE)
@@ -286,13 +285,4 @@ class WorkflowClient(RunCalls):
                 "workflow %r isn't imported in this process: its runs are submitted unchecked, without version and "
                 "flow control",
                 name,
-            )
-
-
-def _refuse_policies(definition: WorkflowDefinition[..., Any]) -> None:
-    """Flow control is enforced by the store, which doesn't do it yet: a run that ignores it would do harm."""
-    for policy in (definition.concurrency, definition.rate_limit):
-        if policy is not None:
-            raise NotImplementedError(
-                f"workflow {definition.name!r}: {type(policy).__name__}(...): submitted runs have no flow control yet"
             )

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.errors import LeaseLost
+from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.events import encode_event
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, RunStatus
 from pyrula.workflows.store.memory_buffers import Batches
-from pyrula.workflows.store.memory_ready import Class, ReadyQueue
+from pyrula.workflows.store.memory_gates import Gates, Queued
+from pyrula.workflows.store.memory_ready import Class, SortKey
 from pyrula.workflows.store.messages import (
     Applied,
     Child,
@@ -57,8 +59,11 @@ class Chain:
     submitted: bytes
     idempotency_key: str | None
     parent: Parent | None
-    order: int
+    key: SortKey
     created_at: float
+    stamp: Stamp | None = None
+    paid: bool = False
+    since: float = 0.0
     link: int = 1
     status: RunStatus = RunStatus.QUEUED
     epoch: int = 0
@@ -125,7 +130,7 @@ class Board:
         self.clock = clock
         self.chains: dict[str, Chain] = {}
         self.keys: dict[tuple[str, str], str] = {}
-        self.ready = ReadyQueue()
+        self.queue = Gates()
         self.held: dict[str, dict[str, None]] = {}
         self.beats: dict[str, int] = {}
         self.strays: dict[str, set[Lease]] = {}
@@ -137,7 +142,7 @@ class Board:
         self.on_ready: list[Callable[[], None]] = []
         self.on_inbox: dict[str, list[Callable[[str], None]]] = {}
         self.on_change: dict[str, list[Callable[[], None]]] = {}
-        self._timers: list[tuple[float, int, str]] = []
+        self._timers: list[tuple[float, str]] = []
         self._ends: list[tuple[float, int, str]] = []
         self._serial = itertools.count()
         self._outbox: deque[tuple[str, Message]] = deque()
@@ -147,6 +152,9 @@ class Board:
 
     def now(self) -> float:
         return self.clock.now().timestamp()
+
+    def microseconds(self) -> int:
+        return round(self.now() * 1e6)
 
     def event(self, kind: str, **data: object) -> bytes:
         return encode_event(kind, self.now(), **data)
@@ -196,9 +204,11 @@ class Board:
 
     def enqueue(self, chain: Chain) -> None:
         chain.status = RunStatus.QUEUED
-        chain.queued_at = self.now()
+        chain.queued_at = chain.since = self.now()
         chain.waits = []
-        self.ready.add(chain.id, (chain.name, chain.version), chain.owner, chain.order)
+        cls = (chain.name, chain.version)
+        queued = Queued(chain.id, cls, chain.owner, chain.key, chain.stamp, chain.paid)
+        self.queue.enqueue(queued, self.microseconds())
         self.changed(chain.id)
         self.tell_ready()
 
@@ -210,19 +220,30 @@ class Board:
             if not held:
                 self.held.pop(chain.worker, None)
         chain.worker = None
+        self.queue.release(chain.id, chain.name, chain.stamp, self.microseconds())
 
     def wait(self, chain: Chain, status: RunStatus, waits: list[Wait]) -> None:
         chain.status = status
         chain.waits = waits
+        chain.since = self.now()
         deadline = earliest(waits)
+        if deadline is not None and round(deadline * 1e6) <= self.microseconds():
+            self.enqueue(chain)
+            return
         if deadline is not None:
-            heapq.heappush(self._timers, (deadline, next(self._serial), chain.id))
+            heapq.heappush(self._timers, (deadline, chain.id))
         self.changed(chain.id)
-        self.fire()
+        # a slot may be free now
+        self.tell_ready()
 
     def next_due(self) -> float | None:
+        """When the next timer falls due: a run's, or a gate's."""
+        run, gate = self._next_run(), self.queue.next_due()
+        return min((due for due in (run, gate and gate[0] / 1e6) if due is not None), default=None)
+
+    def _next_run(self) -> float | None:
         while self._timers:
-            due, _, chain_id = self._timers[0]
+            due, chain_id = self._timers[0]
             chain = self.chains.get(chain_id)
             if chain is not None and chain.status in PARKED and earliest(chain.waits) == due:
                 return due
@@ -230,11 +251,20 @@ class Board:
         return None
 
     def fire(self) -> None:
-        """Queue the runs whose time has come."""
-        now = self.now()
-        while (due := self.next_due()) is not None and due <= now:
-            _, _, chain_id = heapq.heappop(self._timers)
-            self.enqueue(self.chains[chain_id])
+        """Queue the runs whose time has come, and open the gates that have a token."""
+        now = self.microseconds()
+        self.queue.forget_full(now)
+        while True:
+            run, gate = self._next_run(), self.queue.next_due()
+            moment = None if run is None else round(run * 1e6)
+            if moment is not None and moment <= now and (gate is None or moment <= gate[0]):
+                _, chain_id = heapq.heappop(self._timers)
+                self.enqueue(self.chains[chain_id])
+            elif gate is not None and gate[0] <= now:
+                self.queue.fire(now)
+                self.tell_ready()
+            else:
+                return
 
     def put(self, chain: Chain, message: Message) -> None:
         """Into the inbox, and wake whoever it concerns."""
@@ -250,8 +280,10 @@ class Board:
 
     def end(self, chain: Chain, status: RunStatus, value: bytes, error: bytes | None) -> None:
         """The run's last word: result, parent, children, retention."""
-        self.ready.remove(chain.id)
+        self.queue.dequeue(chain.id, self.microseconds())
         self.let_go(chain)
+        # a slot may be free now
+        self.tell_ready()
         chain.status, chain.waits = status, []
         chain.value, chain.error = value, error
         chain.finished_at = self.now()

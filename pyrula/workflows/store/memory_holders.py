@@ -50,9 +50,11 @@ class MemoryRunHolder:
         classes = [*served, *((name, None) for name in stamps)]
         board.beats.setdefault(worker, next(board.counters))
         runs: list[ClaimedRun] = []
-        while len(runs) < n and (taken := board.ready.take(classes)) is not None:
-            chain = board.chains[taken[0]]
+        for taken in board.queue.take(classes, n, board.microseconds()):
+            chain = board.chains[taken.run]
             chain.version = chain.version or stamps[chain.name]
+            chain.paid = chain.paid or taken.paid
+            chain.since = board.now()
             runs.append(self._hold(chain, worker))
         await asyncio.sleep(0)
         return Claims(tuple(runs), board.next_due())

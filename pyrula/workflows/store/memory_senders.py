@@ -101,7 +101,8 @@ class MemoryRunSender:
             submitted=submission.params,
             idempotency_key=key,
             parent=submission.parent,
-            order=board.ready.next_order(),
+            key=(128 - submission.priority, board.queue.next_order()),
+            stamp=submission.stamp,
             created_at=board.now(),
         )
         if key is not None:
@@ -160,7 +161,7 @@ class MemoryRunSender:
         if running:
             self._board.put(chain, message)
         else:
-            self._board.ready.remove(chain.id)
+            self._board.queue.dequeue(chain.id, self._board.microseconds())
             chain.error = message.payload
             chain.events.append(self._board.event("paused"))
             self._board.wait(chain, RunStatus.PAUSED, [])

@@ -10,7 +10,6 @@ from pyrula.workflows import (
     ConfigurationError,
     Limit,
     MemoryStore,
-    Rate,
     RunFinishedError,
     SerializationError,
     WorkflowClient,
@@ -123,21 +122,18 @@ async def test_a_name_that_is_not_imported_works_and_is_logged(
     assert "'client_unheard_of' isn't imported" in caplog.messages[0]
 
 
-@pytest.mark.parametrize(
-    ("policy", "name"),
-    [
-        ({"concurrency": Limit("key", max=2)}, "Limit"),
-        ({"rate_limit": Rate("key", per_second=5)}, "Rate"),
-    ],
-)
-async def test_a_workflow_with_a_policy_is_refused_by_the_policys_name(
-    client: WorkflowClient, policy: dict[str, Any], name: str
-) -> None:
-    @workflow(name="client_gated", **policy)
-    async def gated(ctx: object, key: str = "", events: Any = (), count: int = 0) -> None: ...
+async def test_a_key_that_fails_for_these_params_queues_nothing(client: WorkflowClient) -> None:
+    @workflow(name="client_gated", concurrency=Limit(key=lambda p: p["org"]["id"], max=2))
+    async def gated(ctx: object, org: Any = None) -> None: ...
 
-    with pytest.raises(NotImplementedError, match=f"client_gated.*{name}"):
+    with pytest.raises(ValueError, match="workflow 'client_gated': the key of Limit failed"):
         await client.submit("client_gated", {})
+
+
+@pytest.mark.parametrize("priority", [101, -101, 1.0, True, "1", None])
+async def test_a_priority_that_is_none(client: WorkflowClient, priority: Any) -> None:
+    with pytest.raises(ValueError, match="from -100 to 100"):
+        await client.submit("client_unheard_of", {}, priority=priority)
 
 
 async def test_an_empty_id_is_none(client: WorkflowClient) -> None:
