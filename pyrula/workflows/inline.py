@@ -18,6 +18,7 @@ from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.definition import WorkflowDefinition, registered_definitions
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.loops import give_back, prepare
+from pyrula.workflows.store.batches import Buffer
 from pyrula.workflows.store.memory import MemoryStore
 from pyrula.workflows.store.messages import Wait
 from pyrula.workflows.store.runs import RunStore, Subscription
@@ -28,6 +29,7 @@ from pyrula.workflows.worker.firing import Firing
 from pyrula.workflows.worker.life import Lives
 from pyrula.workflows.worker.options import WorkerOptions
 from pyrula.workflows.worker.served import Served
+from pyrula.workflows.worker.triggers import Triggers
 
 __all__ = ["Driver", "InlineWorkflowRunner"]
 
@@ -55,6 +57,14 @@ class Driver:
         self._worker = worker
         self._claimer = Claimer(store, worker, self.served, self.lives, places=_PLACES, poll_interval=_POLL_SECONDS)
         self._firing = Firing(store, self.served, poll_interval=_POLL_SECONDS)
+        self.triggers = Triggers(
+            store,
+            self.served,
+            clock,
+            poll_interval=_POLL_SECONDS,
+            on_run=self.on_triggered,
+            on_refused=self._on_refused,
+        )
         self._answers = Answers(
             store,
             worker,
@@ -82,6 +92,12 @@ class Driver:
 
     def on_parked(self, run_id: str, waits: Sequence[Wait]) -> None:
         pass
+
+    def on_triggered(self, workflow: str, run_id: str) -> None:
+        """A batch whose time had come has become this run."""
+
+    def _on_refused(self, buffer: Buffer, error: Exception) -> None:
+        raise error
 
     def _on_free(self) -> None:
         self._moved.set()
@@ -182,6 +198,8 @@ class Driver:
     async def _go_on(self) -> bool:
         """Take what can be taken. Whether anything moves."""
         await self._firing.fire_due()
+        while await self.triggers.fire_due():
+            pass
         while await self._claimer.claim_once():
             pass
         await self._answers.take()
@@ -212,9 +230,14 @@ class Driver:
             elif not await self.pass_time(left, woken):
                 return
 
+    async def next_due(self) -> float | None:
+        """When a run or a batch falls due next."""
+        moments = await self.store.next_due(), await self.triggers.next_due()
+        return min((moment for moment in moments if moment is not None), default=None)
+
     async def pass_time(self, left: float | None, woken: asyncio.Event | None) -> bool:
         """Nothing moves before the next timer, or what others do. False: nothing ever will."""
-        due = await self.store.next_due()
+        due = await self.next_due()
         pause = _POLL_SECONDS if due is None else min(_POLL_SECONDS, max(0.0, due - self.store.now()))
         await woken_within(woken or asyncio.Event(), pause if left is None else min(pause, left))
         return True

@@ -45,7 +45,8 @@ class WorkflowTestEnv:
     >>> run = await env.start(trial, {"user": "ada"})
     >>> await run.result()
 
-    `client` is a client of all its runs. Waiting for a result, an update or the like skips over sleeps and time-outs.
+    `client` is a client of all its runs. Waiting for a result, an update or the like skips over sleeps and time-outs,
+    and over the windows of Collect and Debounce, which close at their time.
     """
 
     def __init__(self, *, start: datetime | None = None) -> None:
@@ -57,6 +58,11 @@ class WorkflowTestEnv:
     def now(self) -> datetime:
         """The virtual time."""
         return self.clock.now()
+
+    @property
+    def fired(self) -> list[RunHandle[Any]]:
+        """The runs that time has started, of workflows with a trigger: each window that closed, oldest first."""
+        return [self.client.handle(name, run_id) for name, run_id in self._driver.fired]
 
     def mock(self, step: Callable[..., Any] | str, replacement: Callable[..., Any]) -> None:
         """Have this called instead of a step, which is a function or its name; it may be async, and may raise.
@@ -114,6 +120,7 @@ class _VirtualDriver(Driver):
     def __init__(self, store: MemoryStore, clock: ManualClock) -> None:
         super().__init__(store, clock)
         self.mocks: dict[str, Callable[..., Any]] = {}
+        self.fired: list[tuple[str, str]] = []
         self._clock = clock
         self._known: dict[str, None] = {}
 
@@ -128,12 +135,15 @@ class _VirtualDriver(Driver):
     def on_event(self, run_id: str, workflow: str, type: str, at: float, data: dict[str, Any]) -> None:  # noqa: A002
         self._known[run_id] = None
 
+    def on_triggered(self, workflow: str, run_id: str) -> None:
+        self.fired.append((workflow, run_id))
+
     async def sent(self, run_id: str) -> None:
         self._known[run_id] = None
         await super().sent(run_id)
 
     async def pass_time(self, left: float | None, woken: asyncio.Event | None) -> bool:
-        due = await self.store.next_due()
+        due = await self.next_due()
         ahead = None if due is None else max(0.0, due - self.store.now())
         if ahead is not None and (left is None or ahead <= left):
             self._clock.advance(ahead)
@@ -157,9 +167,9 @@ class _VirtualDriver(Driver):
         return True
 
     async def _next_of_all(self) -> float | None:
-        """Timers and schedules."""
+        """Timers, windows and schedules."""
         moments = [plan.due for plan in await self.store.schedules() if not plan.paused]
-        return min((moment for moment in (await self.store.next_due(), *moments) if moment is not None), default=None)
+        return min((moment for moment in (await self.next_due(), *moments) if moment is not None), default=None)
 
     async def advance(self, seconds: float) -> None:
         until = self._clock.monotonic() + seconds

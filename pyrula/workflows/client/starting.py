@@ -14,11 +14,12 @@ from typing import Any, Self, TypeVar, overload
 from pydantic import BaseModel
 
 from pyrula.workflows.client.backfills import BackfillClient
-from pyrula.workflows.client.calls import Named, RunCalls, SendingStore, signal_message
+from pyrula.workflows.client.calls import Named, SendingStore, signal_message
 from pyrula.workflows.client.handle import RunHandle
 from pyrula.workflows.client.listing import RunCounts, RunPage, Statuses, count_runs, list_runs
 from pyrula.workflows.client.refs import RunRef, checked_priority, checked_text
 from pyrula.workflows.client.schedules import ScheduleClient
+from pyrula.workflows.client.trigger import TriggerCalls
 from pyrula.workflows.client.waiting import Waits
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import encode_message
@@ -36,7 +37,7 @@ logger = logging.getLogger("pyrula.client")
 R = TypeVar("R")
 
 
-class WorkflowClient(RunCalls):
+class WorkflowClient(TriggerCalls):
     """Starts runs and talks to them. Needs only the store that the workers use, and opens it when first used.
 
     ```python

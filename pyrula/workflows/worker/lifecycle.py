@@ -29,6 +29,7 @@ from pyrula.workflows.worker.firing import Firing
 from pyrula.workflows.worker.life import Lives
 from pyrula.workflows.worker.options import WorkerOptions
 from pyrula.workflows.worker.served import Served
+from pyrula.workflows.worker.triggers import Triggers
 
 __all__ = ["WorkflowWorker"]
 
@@ -82,6 +83,7 @@ class WorkflowWorker:
         )
         self._heartbeat = Heartbeat(store, self.id, self._lives, self.options, self.clock, self._claimer.wake)
         self._firing = Firing(store, self._served, poll_interval=self.options.claim_poll_interval)
+        self._triggers = Triggers(store, self._served, self.clock, poll_interval=self.options.claim_poll_interval)
         self._answers = Answers(
             store,
             self.id,
@@ -147,6 +149,7 @@ class WorkflowWorker:
             self._task(self._heartbeat.watch_over(), "watch over the lease"),
             self._task(self._answers.run(), "answer queries"),
             self._task(self._firing.run(), "fire schedules"),
+            self._task(self._triggers.run(), "fire batches"),
         ]
         listening = [
             self.store.on_ready(self._on_ready),

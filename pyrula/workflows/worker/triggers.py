@@ -29,7 +29,7 @@ _TOLD_SECONDS: Final = 300.0
 
 
 class Triggers:
-    """Looks for batches that are due. `on_run` is told of each run that was made.
+    """Looks for batches that are due. `on_run` is told the workflow and id of each run that was made.
 
     A batch that can't become a run, since the key of a Limit or Rate fails for it, waits for a deploy; `on_refused` is
     told, and may raise.
@@ -42,7 +42,7 @@ class Triggers:
         clock: Clock,
         *,
         poll_interval: float,
-        on_run: Callable[[str], None] | None = None,
+        on_run: Callable[[str, str], None] | None = None,
         on_refused: Callable[[Buffer, Exception], None] | None = None,
     ) -> None:
         self._store = store
@@ -103,7 +103,7 @@ class Triggers:
             return 0
         if self._on_run is not None:
             for run_id in made.values():
-                self._on_run(run_id)
+                self._on_run(buffer.name, run_id)
         return len(made)
 
     def _names(self) -> list[str]:
