@@ -61,23 +61,36 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("pyrula.kafka.",),
     ("pyrula.kafka",),
+    tuple(f"pyrula.http.{name}" for name in ("problems", "tokens")),
+    tuple(f"pyrula.http.{name}" for name in ("access", "bodies", "waiting")),
+    tuple(f"pyrula.http.{name}" for name in ("api", "following", "models", "routing", "views")),
+    ("pyrula.http.runs",),
+    tuple(f"pyrula.http.{name}" for name in ("fleet", "health", "metrics", "schedules", "streams", "talking")),
+    tuple(f"pyrula.http.{name}" for name in ("openapi", "router")),
+    ("pyrula.http.app",),
+    ("pyrula.http.server",),
+    ("pyrula.http",),
     ("pyrula.cli",),
     ("pyrula.__main__",),
 )
 
 # These are the faces of a package: what they re-export lies below them.
-EXACT = {"pyrula", "pyrula.workflows", "pyrula.kafka"}
+EXACT = {"pyrula", "pyrula.workflows", "pyrula.kafka", "pyrula.http"}
 
 # Where a package from outside may be imported. None from outside is imported that isn't named here.
 OUTSIDE = {
     "aiokafka": ("pyrula.kafka",),
     "cronsim": ("pyrula.workflows.schedules",),
     "confluent_kafka": ("pyrula.kafka.embedded",),
+    "fastapi": ("pyrula.http",),
+    "prometheus_client": ("pyrula.http",),
     "orjson": ("pyrula.workflows.codec",),
     "pydantic": ("pyrula",),
     "pydantic_core": ("pyrula",),
     "redis": ("pyrula.workflows.store.valkey",),
+    "starlette": ("pyrula.http",),
     "typing_extensions": ("pyrula",),
+    "uvicorn": ("pyrula.http",),
 }
 
 # These get time, randomness and bytes as arguments, so that they can be tested by the thousand.

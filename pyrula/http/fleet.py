@@ -1,0 +1,116 @@
+"""Routes of what isn't a tenant's: the bindings of this process's worker, with their lag and health."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from pyrula.http.routing import needs
+from pyrula.http.tokens import Role
+from pyrula.http.views import answer
+from pyrula.kafka import BindingStats, Health, KafkaWorker
+
+__all__ = ["BindingRoutes"]
+
+
+class _Unfinished(BaseModel):
+    topic: str
+    partition: int
+    offset: int
+    run_id: str
+    seconds: float
+
+
+class BindingRow(BaseModel):
+    name: str
+    workflow: str
+    topics: list[str]
+    group: str
+    cluster: str
+    state: str
+    reasons: list[str]
+    lag: int
+    partitions: int
+    in_flight: int
+    buffered: int
+    completed: int
+    retried: int
+    failed: int
+    dead_lettered: int
+    skipped: int
+    cancelled: int
+    paused: int
+    oldest: _Unfinished | None
+
+
+class Bindings(BaseModel):
+    state: str | None
+    reasons: list[str]
+    bindings: list[BindingRow]
+
+
+class BindingRoutes:
+    """`worker` gives the KafkaWorker that runs in this process, if any."""
+
+    def __init__(self, worker: Callable[[], KafkaWorker | None]) -> None:
+        self._worker = worker
+
+    def add_to(self, router: APIRouter) -> None:
+        router.add_api_route(
+            "/bindings",
+            self.bindings,
+            methods=["GET"],
+            summary="The bindings of this process's worker: lag, counters, health",
+            response_model=Bindings,
+            openapi_extra=needs(Role.READ, all_owners=True),
+        )
+
+    async def bindings(self) -> Response:
+        worker = self._worker()
+        if worker is None:
+            return answer({"state": None, "reasons": [], "bindings": []})
+        health, stats = worker.health(), {one.binding: one for one in worker.stats()}
+        return answer(
+            {
+                "state": health.state,
+                "reasons": list(health.reasons),
+                "bindings": [_row(binding, health, stats.get(binding.name)) for binding in worker.bindings],
+            }
+        )
+
+
+def _row(binding: Any, health: Health, stats: BindingStats | None) -> dict[str, Any]:
+    told = next((one for one in health.bindings if one.binding == binding.name), None)
+    counted = stats or BindingStats(binding.name)
+    oldest = counted.oldest
+    return {
+        "name": binding.name,
+        "workflow": binding.workflow.name,
+        "topics": list(binding.topics),
+        "group": binding.group,
+        "cluster": binding.cluster,
+        "state": health.state if told is None else told.state,
+        "reasons": [] if told is None else list(told.reasons),
+        "lag": counted.lag,
+        "partitions": counted.partitions,
+        "in_flight": counted.in_flight,
+        "buffered": counted.buffered,
+        "completed": counted.completed,
+        "retried": counted.retried,
+        "failed": counted.failed,
+        "dead_lettered": counted.dead_lettered,
+        "skipped": counted.skipped,
+        "cancelled": counted.cancelled,
+        "paused": counted.paused,
+        "oldest": None
+        if oldest is None
+        else {
+            "topic": oldest.topic,
+            "partition": oldest.partition,
+            "offset": oldest.offset,
+            "run_id": oldest.run_id,
+            "seconds": oldest.seconds,
+        },
+    }

@@ -1,0 +1,219 @@
+"""What requests and answers look like: the shapes that the OpenAPI document shows.
+
+Requests are validated by these; a field that isn't there is refused, so that a typing error shows. Answers are written
+as the store has the JSON, not through these models: they only describe it.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pyrula.workflows.store.lifecycle import RunStatus
+
+__all__ = [
+    "MAX_WAIT",
+    "Counts",
+    "EventRow",
+    "NewSchedule",
+    "Page",
+    "PauseRequest",
+    "QueryRequest",
+    "ResumeRequest",
+    "RunDetail",
+    "RunId",
+    "RunState",
+    "ScheduleRow",
+    "SignalRequest",
+    "SubmitRequest",
+    "Submitted",
+    "TriggerRequest",
+    "Triggered",
+    "UpdateRequest",
+    "Updated",
+    "Value",
+]
+
+MAX_WAIT = 60.0
+"""Seconds that one request may wait for something of a run."""
+
+Text = Annotated[str, Field(min_length=1)]
+Wait = Annotated[float, Field(ge=0, le=MAX_WAIT, allow_inf_nan=False)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class SignalRequest(_Request):
+    signal: Text
+    payload: Any = None
+    signal_id: Text | None = None
+
+
+class SubmitRequest(_Request):
+    params: dict[str, Any] = Field(default_factory=dict)
+    idempotency_key: Text | None = Field(None, description="or the header Idempotency-Key")
+    owner: Text | None = Field(None, description="of a token for one owner: that one")
+    metadata: Any = None
+    priority: int = Field(0, ge=-100, le=100)
+    signal: SignalRequest | None = Field(
+        None, description="signal_with_start: sent to the run of this idempotency key, which is queued first if needed"
+    )
+
+
+class TriggerRequest(_Request):
+    event: dict[str, Any]
+    event_id: Text | None = None
+
+
+class QueryRequest(_Request):
+    query: Text
+    args: list[Any] = Field(default_factory=list)
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class UpdateRequest(_Request):
+    update: Text
+    payload: Any = None
+    update_id: Text | None = None
+    timeout: Wait = 30.0
+
+
+class ResumeRequest(_Request):
+    action: Text
+    value: Any = None
+    wait_id: Text | None = None
+
+
+class PauseRequest(_Request):
+    reason: str = ""
+    timeout: Wait = 10.0
+
+
+class CronTrigger(_Request):
+    cron: Text
+    tz: Text = "UTC"
+
+
+class EveryTrigger(_Request):
+    every: float = Field(ge=1, le=10 * 366 * 86_400, description="seconds")
+
+
+class NewSchedule(_Request):
+    workflow: Text
+    params: dict[str, Any] = Field(default_factory=dict)
+    trigger: CronTrigger | EveryTrigger
+    catch_up: Literal["one", "all", "none"] = "one"
+    window: float = Field(86_400.0, gt=0, le=10 * 366 * 86_400, description="seconds")
+    overlap: Literal["skip", "allow"] = "skip"
+    owner: Text | None = None
+    metadata: Any = None
+    paused: bool = False
+
+
+class RunId(BaseModel):
+    run_id: str
+
+
+class Submitted(BaseModel):
+    run_id: str
+    created: bool = Field(description="false: the idempotency key had this run already")
+    same_params: bool = Field(description="false: it was submitted with others")
+    note: str | None = None
+
+
+class Triggered(BaseModel):
+    run_id: str
+
+
+class RunState(BaseModel):
+    run_id: str
+    status: RunStatus
+
+
+class Value(BaseModel):
+    value: Any
+
+
+class Updated(BaseModel):
+    update_id: str
+    value: Any
+
+
+class EventRow(BaseModel):
+    type: str
+    at: float = Field(description="seconds since 1970")
+    data: dict[str, Any]
+
+
+class _Wait(BaseModel):
+    kind: str
+    name: str
+    deadline: float | None
+
+
+class _Interrupt(BaseModel):
+    wait_id: str
+    payload: Any
+
+
+class _Unread(BaseModel):
+    kind: str
+    id: str
+    name: str
+    payload: Any
+    at: datetime
+
+
+class _Failure(BaseModel):
+    type: str
+    message: str
+
+
+class RunRow(BaseModel):
+    run_id: str
+    name: str
+    status: RunStatus
+    version: str | None
+    owner: str
+    attempt: int
+    created_at: datetime
+    finished_at: datetime | None
+    worker: str | None
+
+
+class RunDetail(RunRow):
+    metadata: Any
+    params: dict[str, Any]
+    parent: str | None
+    waits: list[_Wait]
+    interrupts: list[_Interrupt]
+    unread: list[_Unread]
+    deaths: int
+    cancel_requested: bool
+    value: Any
+    error: _Failure | None
+
+
+class Page(BaseModel):
+    runs: list[RunRow]
+    cursor: str | None = Field(description="gets the next page; null: this is the last")
+
+
+class Counts(BaseModel):
+    by_status: dict[str, int]
+    oldest_queued_seconds: float | None
+
+
+class ScheduleRow(BaseModel):
+    id: str
+    workflow: str
+    owner: str
+    trigger: CronTrigger | EveryTrigger
+    params: dict[str, Any]
+    paused: bool
+    due: datetime | None
+    last_run: str | None
+    catch_up: str
+    overlap: str
