@@ -48,6 +48,7 @@ from pyrula.workflows.model import RunInfo
 from pyrula.workflows.policies import Collect, Debounce, Limit, Rate, Retry
 from pyrula.workflows.schedules import Cron, Every
 from pyrula.workflows.store.backfills import BackfillNotFoundError, BackfillRefused, BackfillStatus
+from pyrula.workflows.store.batches import OpenBatch
 from pyrula.workflows.store.events import Event
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import RunStatus
@@ -91,6 +92,7 @@ __all__ = [
     "ManualClock",
     "MemoryStore",
     "NonDeterminismError",
+    "OpenBatch",
     "OpenInterrupt",
     "PartitionReport",
     "PolicyKeyWarning",
