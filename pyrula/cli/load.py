@@ -21,7 +21,16 @@ from pyrula.kafka import Binding, KafkaWorker
 from pyrula.workflows import MemoryStore, ValkeyStore, WorkflowDefinition, WorkflowWorker
 from pyrula.workflows.errors import ConfigurationError
 
-__all__ = ["Worker", "find_bindings", "find_kafka_worker", "find_store", "find_worker", "import_file", "is_user_code"]
+__all__ = [
+    "Worker",
+    "broken",
+    "find_bindings",
+    "find_kafka_worker",
+    "find_store",
+    "find_worker",
+    "import_file",
+    "is_user_code",
+]
 
 Store: TypeAlias = MemoryStore | ValkeyStore
 
@@ -36,7 +45,8 @@ def import_file(path: str) -> ModuleType:
     if file.suffix != ".py":
         raise Problem(f"{path} is no Python file: its name doesn't end in .py")
     file = file.resolve()
-    sys.path.insert(0, str(file.parent))
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
     # Annotations and pickles are looked up by module name, so it must be in sys.modules; never in another one's place.
     name = file.stem if file.stem.isidentifier() and not _importable(file.stem, file) else f"pyrula_dev_{os.getpid()}"
     spec = importlib.util.spec_from_file_location(name, file)
@@ -47,7 +57,7 @@ def import_file(path: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        raise _broken(error, f"{path} could not be imported") from None
+        raise broken(error, f"{path} could not be imported") from None
     return module
 
 
@@ -68,12 +78,12 @@ def _import_module(name: str) -> ModuleType:
                 f"there is no module {error.name!r}. Modules are looked for in {Path.cwd()} and where Python's packages"
                 " are; run the command in the folder that holds it, or install it"
             ) from None
-        raise _broken(error, f"{name} could not be imported") from None
+        raise broken(error, f"{name} could not be imported") from None
     except Exception as error:  # noqa: BLE001
-        raise _broken(error, f"{name} could not be imported") from None
+        raise broken(error, f"{name} could not be imported") from None
 
 
-def _broken(error: Exception, what: str) -> Problem:
+def broken(error: Exception, what: str) -> Problem:
     """What the user's code raised, with the user's own frames."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
@@ -190,7 +200,7 @@ def _find(target: str, what: str) -> tuple[object, ModuleType]:
         try:
             found = found()
         except Exception as error:  # noqa: BLE001
-            raise _broken(error, f"{target} was called for its {what}") from None
+            raise broken(error, f"{target} was called for its {what}") from None
     return found, module
 
 

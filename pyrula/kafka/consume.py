@@ -55,11 +55,7 @@ class GroupConsumer:
         observer: Callable[[], Observer | None],
     ) -> None:
         self.group = group
-        self.pools = pools
         self.client = GroupClient(options, group, sorted(pools), options.isolation_level)
-        self._distinct_pools = list(dict.fromkeys(pools.values()))
-        for pool in self._distinct_pools:
-            pool.standing = self.client.standing
         self.assignment: Assignment | None = None
         self.problem: str | None = None
         self.failure: BaseException | None = None
@@ -71,7 +67,7 @@ class GroupConsumer:
         self._observer = observer
         self._committer = Committer(self.client, store, options, self.fenced)
         self.tasks: list[asyncio.Task[None]] = []
-        self._letting_go = LettingGo(self.client, pools, store, commits, options, self._committer.commit_last)
+        self._serve_with(pools)
         self._leaving: Assignment | None = None
         self._departure: asyncio.Task[None] | None = None
 
@@ -92,6 +88,23 @@ class GroupConsumer:
             loop.create_task(self._poll(), name=f"poll {self.group}"),
             loop.create_task(self._committer.commit_regularly(self._current), name=f"commit {self.group}"),
         ]
+
+    def _serve_with(self, pools: Mapping[str, Replayers]) -> None:
+        self.pools = pools
+        self._distinct_pools = list(dict.fromkeys(pools.values()))
+        for pool in self._distinct_pools:
+            pool.standing = self.client.standing
+        self._letting_go = LettingGo(
+            self.client, pools, self._store, self._commits, self._options, self._committer.commit_last
+        )
+
+    async def rebind(self, pools: Mapping[str, Replayers]) -> None:
+        """Serve the same topics by other pools: what is assigned is let go of, as if revoked, and opened anew."""
+        assignment = self.assignment
+        await self._let_go()
+        self._serve_with(pools)
+        if assignment is not None and self.assignment is None and self.client.membership == assignment.membership:
+            self._assigned(assignment.assigned, assignment.membership)
 
     async def stop(self) -> None:
         """Drain, commit, leave the group. Polling goes on until then."""

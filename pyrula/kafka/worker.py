@@ -199,17 +199,7 @@ class KafkaWorker:
     async def _start(self) -> None:
         await self.store.open()
         self._commits = GroupCommit(self.store.append_rows)
-        groups: dict[tuple[str, str], dict[str, Replayers]] = {}
-        for binding in self.bindings:
-            outputs = self._outputs.setdefault(binding.cluster, Outputs(self._clusters[binding.cluster]))
-            endings = RunEndings(outputs, lambda: self.on_event)
-            pool = Replayers(binding, endings, self._clock)
-            pool.on_completed = endings.completed_at_once if self.on_event is not None else None
-            endings.pool = pool
-            self._pools.append(pool)
-            self._endings.append(endings)
-            topics = groups.setdefault((binding.cluster, binding.group), {})
-            topics.update(dict.fromkeys(binding.topics, pool))
+        groups = self._make_pools()
         for (cluster, group), pools in groups.items():
             consumer = GroupConsumer(
                 group,
@@ -224,6 +214,42 @@ class KafkaWorker:
         await asyncio.gather(*(group.start() for group in self._groups))
         self._look_for_topics()
         self._state = "healthy"
+
+    def _make_pools(self) -> "dict[tuple[str, str], dict[str, Replayers]]":
+        """A pool for each binding; of each cluster and group by topic."""
+        groups: dict[tuple[str, str], dict[str, Replayers]] = {}
+        self._pools, self._endings = [], []
+        for binding in self.bindings:
+            outputs = self._outputs.setdefault(binding.cluster, Outputs(self._clusters[binding.cluster]))
+            endings = RunEndings(outputs, lambda: self.on_event)
+            pool = Replayers(binding, endings, self._clock)
+            pool.on_completed = endings.completed_at_once if self.on_event is not None else None
+            endings.pool = pool
+            self._pools.append(pool)
+            self._endings.append(endings)
+            topics = groups.setdefault((binding.cluster, binding.group), {})
+            topics.update(dict.fromkeys(binding.topics, pool))
+        return groups
+
+    async def rebind(self, bindings: Sequence[Binding]) -> None:
+        """Go on with these in place of the present ones: what runs drains, what is unfinished goes on from its journal.
+
+        They must read the same topics in the same groups, else ConfigurationError. Of a worker that runs.
+        """
+        check_bindings(bindings)
+        if _reading(bindings) != _reading(self.bindings):
+            raise ConfigurationError(
+                f"the new bindings read {_told(bindings)}, the present ones {_told(self.bindings)}: make another worker"
+            )
+        former, endings = self._pools, self._endings
+        self.bindings = tuple(bindings)
+        groups = self._make_pools()
+        clusters = [next(iter(group.pools.values())).binding.cluster for group in self._groups]
+        rebinding = zip(clusters, self._groups, strict=True)
+        await asyncio.gather(*(group.rebind(groups[cluster, group.group]) for cluster, group in rebinding))
+        await _all_of(pool.stop() for pool in former)
+        for each in endings:
+            each.close()
 
     def _look_for_topics(self) -> None:
         loop = asyncio.get_running_loop()
@@ -290,3 +316,11 @@ async def _all_of(endings: Iterable[Coroutine[Any, Any, None]]) -> None:
     for answer in await asyncio.gather(*endings, return_exceptions=True):
         if isinstance(answer, Exception):
             log.error("a part of the worker did not end cleanly", exc_info=answer)
+
+
+def _reading(bindings: Iterable[Binding]) -> set[tuple[str, str, str]]:
+    return {(binding.cluster, binding.group, topic) for binding in bindings for topic in binding.topics}
+
+
+def _told(bindings: Iterable[Binding]) -> str:
+    return ", ".join(f"{topic} for group {group}" for _, group, topic in sorted(_reading(bindings)))

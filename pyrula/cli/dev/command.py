@@ -4,15 +4,14 @@ import argparse
 import asyncio
 import logging
 import shlex
-from collections.abc import Iterable
-from types import ModuleType
+from collections.abc import Callable, Iterable
 
 from pyrula.cli.dev import report
+from pyrula.cli.dev.code import UserCode
 from pyrula.cli.dev.journals import WatchedStore
-from pyrula.cli.dev.records import Given, count_lines, from_file, from_samples
+from pyrula.cli.dev.records import Given, count_lines, from_file, from_samples, redirected
 from pyrula.cli.dev.session import Session
 from pyrula.cli.dev.shown import Place, Shown
-from pyrula.cli.load import find_bindings, import_file
 from pyrula.cli.numbers import count
 from pyrula.cli.problem import Problem
 from pyrula.kafka import Binding
@@ -30,8 +29,9 @@ _LISTED_UNFINISHED = 20
 _HELP = """\
 Run the bindings of a Python file on a broker and a store in this process: no Kafka, no Valkey, no Docker. The bindings
 are the file's `bindings` (a list of pyrula.kafka.Binding), else those of its KafkaWorker named `worker`, else every
-Binding in it. Records come from --records, else from a function `sample_records(count)` in the file that yields
-(key, value) or a dict with value and, if wanted, key, headers, topic. Topics are made as needed. Nothing is kept.
+Binding in it. Records come from --records or standard input, else from a function `sample_records(count)` in the file
+that yields (key, value) or a dict with value and, if wanted, key, headers, topic. Topics are made as needed. When the
+file changes, or a module next to it, the new code goes on with the records and journals. Nothing is kept in the end.
 """
 
 
@@ -44,28 +44,36 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument("--count", type=count, metavar="N", help=f"so many records at most (samples: {_SAMPLES})")
     parser.add_argument("--partitions", type=count, default=4, metavar="N", help="partitions of each topic (4)")
     parser.add_argument("--show", metavar="RECORD", help="tell all about one record, named like orders/0@17")
+    parser.add_argument(
+        "--watch", action="store_true", help="go on until Ctrl-C; feed anew after each change of the code"
+    )
     parser.add_argument("--log-level", default=None, choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    module = import_file(arguments.file)
-    bindings = find_bindings(module, arguments.file)
-    records, hint = _records(arguments, module)
+    code = UserCode(arguments.file)
+    records, hint = _records(arguments, code)
+    bindings = code.bindings
     topics = sorted({topic for binding in bindings for topic in binding.topics})
     shown = Shown(Place.parse(arguments.show, topics)) if arguments.show else None
-    quiet = shown is not None or hint is None or hint > report.MANY
+    quiet = shown is not None or (hint is not None and hint > report.MANY)
     _log_to_stderr(arguments.log_level, quiet)
     store = WatchedStore(_watched(shown.place, bindings) if shown else None)
-    printed = _Printed(len(bindings) > 1, quiet, shown)
+    printed = _Printed(code, quiet, shown)
     session = Session(
-        bindings,
+        code,
         records,
         store=store,
         partitions=arguments.partitions,
         hint=hint or 0,
+        watched=shown is None,
+        again=_again(arguments, code) if arguments.watch and shown is None else None,
         on_event=printed.take,
         on_progress=printed.progress,
+        on_round=lambda session: printed.round(_summary(session, store.retried, printed, arguments)),
+        on_reload=printed.reloaded,
+        on_problem=printed.problem,
     )
     letters = {binding.dead_letter_topic_of(topic) for binding in bindings for topic in binding.topics}
     try:
@@ -79,8 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(shown.text(store.journal_lines()))
         if not shown.found:
             return 1
-    else:
+    elif not (arguments.watch and session.done):
         print("\n".join(_summary(session, store.retried, printed, arguments)))
+    if arguments.watch:
+        # Ctrl-C is how it ends.
+        return 0 if session.done else 1
     return 130 if session.interrupted else 0 if session.complete else 1
 
 
@@ -94,23 +105,37 @@ def _log_to_stderr(level: str | None, quiet: bool) -> None:
         logging.getLogger("pyrula.kafka").addFilter(lambda record: "is held: " not in str(record.msg))
 
 
-def _records(arguments: argparse.Namespace, module: ModuleType) -> tuple[Iterable[Given], int | None]:
-    """The records to feed, and how many they will be at most where that is known."""
+def _records(arguments: argparse.Namespace, code: UserCode) -> tuple[Iterable[Given], int | None]:
+    """The records to feed, and how many they will be at most where that is known. Sets where they come from."""
+    samples = getattr(code.module, "sample_records", None)
+    if arguments.records is None and (redirected() == "file" or (redirected() == "pipe" and not callable(samples))):
+        arguments.records = "-"
     path, count = arguments.records, arguments.count
     if path is not None:
         given = from_file(path, envelope=arguments.envelope, key_field=arguments.key, count=count)
         lines = None if path == "-" else count_lines(path)
         return given, min((number for number in (lines, count) if number is not None), default=None)
-    samples = getattr(module, "sample_records", None)
     if not callable(samples):
         raise Problem(
-            f"there are no records: give some with --records FILE (JSON lines), or write in {arguments.file}:\n\n"
+            f"there are no records: give some with --records FILE (JSON lines), or on standard input, or write in"
+            f" {arguments.file}:\n\n"
             "    def sample_records(count):\n"
             "        for number in range(count):\n"
             '            yield f"key-{number}", {"number": number}'
         )
     count = count or _SAMPLES
     return from_samples(samples, count), count
+
+
+def _again(arguments: argparse.Namespace, code: UserCode) -> Callable[[], Iterable[Given]]:
+    """What is fed after a change of the code: the same once more, as far as it can be had twice."""
+
+    def records() -> Iterable[Given]:
+        if arguments.records == "-" or (arguments.records is None and not hasattr(code.module, "sample_records")):
+            return ()
+        return _records(arguments, code)[0]
+
+    return records
 
 
 def _watched(place: Place, bindings: list[Binding]) -> tuple[frozenset[bytes], int]:
@@ -125,14 +150,14 @@ def _watched(place: Place, bindings: list[Binding]) -> tuple[frozenset[bytes], i
 class _Printed:
     """What appears while the session runs, and what is worth listing after it."""
 
-    def __init__(self, several: bool, quiet: bool, shown: Shown | None) -> None:
+    def __init__(self, code: UserCode, quiet: bool, shown: Shown | None) -> None:
         self.letters: list[RecordEvent] = []
         self.held: list[RecordEvent] = []
         self.last: RecordEvent | None = None
-        self._several = several
-        self._quiet = quiet
+        self._code = code
+        self._lines = 0 if quiet else report.MANY
         self._shown = shown
-        self._bar = report.Bar() if quiet and shown is None else None
+        self._bar = report.Bar() if shown is None else None
 
     def take(self, event: RecordEvent) -> None:
         if event.kind == "dead_lettered" and len(self.letters) < _LISTED:
@@ -142,12 +167,29 @@ class _Printed:
         self.last = event
         if self._shown is not None:
             self._shown.take(event)
-        elif not self._quiet:
-            print(report.line_of(event, self._several), flush=True)
+        elif self._lines:
+            self._lines -= 1
+            print(report.line_of(event, len(self._code.bindings) > 1), flush=True)
 
     def progress(self, session: Session) -> None:
-        if self._bar is not None:
+        if self._bar is not None and not self._lines:
             self._bar.show(session.tally.finished, session.expected, session.rate)
+
+    def reloaded(self) -> None:
+        self.end()
+        print(f"{self._code.path} has changed: the new code is running", flush=True)
+
+    def problem(self, problem: Problem) -> None:
+        """Something that doesn't end the session."""
+        self.end()
+        print(problem, flush=True)
+
+    def round(self, summary: list[str]) -> None:
+        """All is done until the code changes."""
+        self.end()
+        print("\n".join([*summary, "", f"waiting for a change of {self._code.path}; Ctrl-C ends"]), flush=True)
+        self._lines = self._lines and report.MANY
+        self.letters, self.held = [], []
 
     def end(self) -> None:
         if self._bar is not None:
@@ -177,10 +219,10 @@ def _summary(session: Session, retried: int, printed: _Printed, arguments: argpa
             ]
     example = next(iter([*printed.held, *printed.letters, printed.last]), None)
     if example is not None and arguments.records != "-":
-        lines += ["", f"look at one:  {_again(arguments)} --show {Place.of(example)}"]
+        lines += ["", f"look at one:  {_command(arguments)} --show {Place.of(example)}"]
     if session.interrupted:
         lines += ["", "interrupted", *_left(tally.unfinished())]
-    elif not unfinished and not session.committed:
+    elif not unfinished and not session.committed and not arguments.watch:
         lines += ["", "NOT COMMITTED: the groups' offsets don't reach the end of their topics"]
     return lines
 
@@ -192,7 +234,7 @@ def _left(places: list[tuple[str, int, int]]) -> list[str]:
     return lines if len(places) <= _LISTED_UNFINISHED else [*lines, f"  and {len(places) - _LISTED_UNFINISHED:,} more"]
 
 
-def _again(arguments: argparse.Namespace) -> str:
+def _command(arguments: argparse.Namespace) -> str:
     parts = ["pyrula", "dev", arguments.file]
     for option in ("records", "key", "count"):
         value = getattr(arguments, option)

@@ -6,16 +6,18 @@ object that says more: ``{"key": "k1", "value": {...}, "headers": {"source": "we
 """
 
 import json
-import sys
+import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic_core import PydanticSerializationError, to_json
 
+from pyrula.cli.load import broken
 from pyrula.cli.problem import Problem
 
-__all__ = ["Given", "count_lines", "from_file", "from_samples"]
+__all__ = ["Given", "count_lines", "from_file", "from_samples", "redirected"]
 
 _OVERHEAD = 70
 _FIELDS = frozenset({"key", "value", "text", "headers", "topic"})
@@ -38,16 +40,39 @@ class Given(NamedTuple):
 
 def from_file(path: str, *, envelope: bool, key_field: str | None, count: int | None) -> Iterator[Given]:
     """Records of a file of JSON lines ("-" is standard input), at most `count`; empty lines are left out."""
-    with sys.stdin.buffer if path == "-" else Path(path).open("rb") as lines:
-        given = 0
-        for number, line in enumerate(lines, start=1):
-            text = line.strip()
-            if not text:
-                continue
-            if given == count:
-                return
-            given += 1
-            yield _of_line(text, f"{path}:{number}", envelope, key_field)
+    given = 0
+    for number, line in enumerate(_standard_input() if path == "-" else _lines(path), start=1):
+        text = line.strip()
+        if not text:
+            continue
+        yield _of_line(text, f"{path}:{number}", envelope, key_field)
+        given += 1
+        if given == count:
+            return
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    with Path(path).open("rb") as lines:
+        yield from lines
+
+
+def _standard_input() -> Iterator[bytes]:
+    """Each line as soon as it is there. Not through sys.stdin: a thread that waits in its buffer can't be left."""
+    rest = b""
+    while data := os.read(0, 65536):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def redirected() -> str:
+    """What standard input is, as far as it may hold records: "file", "pipe" or ""."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:  # closed
+        return ""
+    return "file" if stat.S_ISREG(mode) else "pipe" if stat.S_ISFIFO(mode) else ""
 
 
 def count_lines(path: str) -> int:
@@ -82,7 +107,7 @@ def _key_of(text: bytes, field: str) -> bytes | None:
 
 def from_samples(samples: Callable[[int], Iterable[Any]], count: int) -> Iterator[Given]:
     """Records that ``sample_records(count)`` of the user's file yields: envelopes, or pairs of key and value."""
-    for number, sample in enumerate(samples(count)):
+    for number, sample in enumerate(_yielded(samples, count)):
         where = f"sample_records({count}), item {number}"
         if isinstance(sample, Mapping):
             yield _of_envelope(sample, where)
@@ -92,6 +117,13 @@ def from_samples(samples: Callable[[int], Iterable[Any]], count: int) -> Iterato
             raise Problem(
                 f"{where} is {sample!r:.200}; yield (key, value), or a dict like {{'key': …, 'value': …, 'headers': …}}"
             )
+
+
+def _yielded(samples: Callable[[int], Iterable[Any]], count: int) -> Iterator[Any]:
+    try:
+        yield from samples(count)
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        raise broken(error, f"sample_records({count}) failed") from None
 
 
 def _of_envelope(fields: Mapping[str, Any], where: str) -> Given:

@@ -91,3 +91,4 @@ class Bar:
         if self._drawn and self._length:
             self._stream.write("\n")
             self._stream.flush()
+            self._length = 0

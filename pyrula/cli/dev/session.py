@@ -2,18 +2,21 @@
 
 Owns the order of things and nothing of what is printed (`report`) or counted (`tally`). A session ends when every
 record of every input topic is finished, those that runs sent to one another included; or when the rest can't finish.
+When the user's code changes, what runs is drained, and the new code goes on with the same records and journals.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import groupby
 
+from pyrula.cli.dev.code import UserCode
+from pyrula.cli.dev.feed import Feed
 from pyrula.cli.dev.records import Given
 from pyrula.cli.dev.tally import Tally
 from pyrula.cli.problem import Problem
-from pyrula.kafka import Binding, KafkaOptions, KafkaWorker
+from pyrula.kafka import KafkaOptions, KafkaWorker
 from pyrula.kafka.embedded import FETCH_MAX_WAIT, SAFE_BYTES, EmbeddedBroker
 from pyrula.kafka.embedded.client import DevClient
 from pyrula.kafka.events import RecordEvent
@@ -21,50 +24,75 @@ from pyrula.workflows import MemoryStore
 
 __all__ = ["Session"]
 
-# Records and bytes sent in one go.
-_CHUNK = 500
-_CHUNK_BYTES = 256 * 1024
 # With records held (stopped, paused) and nothing else happening for so long, the rest won't finish.
 _QUIET_SECONDS = 3.0
 _LOOK_SECONDS = 0.05
+# Between two looks at the user's files.
+_CODE_SECONDS = 0.2
+# At a change of the code or at Ctrl-C bodies may go on for so long; those that are cut go on from their journals.
+_DRAIN_SECONDS = 5.0
 
 
 class Session:
     """One run of `pyrula dev`. `hint`: so many records are to be expected.
 
+    `again` gives records to feed after a change of the code; with it the session goes on until it is interrupted, and
+    `on_round` is called each time when all is done. `on_reload` is called when new code was taken up, `on_problem` for
+    what doesn't end the session.
     After `run`, `committed` says whether the groups' offsets agree with what was counted.
     """
 
     def __init__(
         self,
-        bindings: Sequence[Binding],
+        code: UserCode,
         records: Iterable[Given],
         *,
         store: MemoryStore,
         partitions: int = 4,
         hint: int = 0,
+        watched: bool = True,
+        again: Callable[[], Iterable[Given]] | None = None,
         on_event: Callable[[RecordEvent], None] | None = None,
         on_progress: Callable[["Session"], None] | None = None,
+        on_round: Callable[["Session"], None] | None = None,
+        on_reload: Callable[[], None] | None = None,
+        on_problem: Callable[[Problem], None] | None = None,
     ) -> None:
-        self.bindings = list(bindings)
-        self.tally = Tally(Counter(topic for binding in bindings for topic in binding.topics))
+        self.bindings = list(code.bindings)
+        self.tally = Tally(Counter(topic for binding in self.bindings for topic in binding.topics))
         self.expected = hint
         self.seconds = 0.0
         self.interrupted = False
         self.committed = False
+        self._code = code
         self._records = records
         self._store = store
         self._partitions = partitions
+        self._watched = watched
+        self._again = again
         self._on_event = on_event
         self._on_progress = on_progress
+        self._on_round = on_round
+        self._on_reload = on_reload
+        self._on_problem = on_problem
         self._moved = asyncio.Event()
         self._last_event = 0.0
-        self._inputs = sorted({topic for binding in bindings for topic in binding.topics})
+        self._looked = 0.0
+
+    @property
+    def inputs(self) -> list[str]:
+        """The topics that are read."""
+        return sorted({topic for binding in self.bindings for topic in binding.topics})
+
+    @property
+    def done(self) -> bool:
+        """True when every record is finished."""
+        return not self.tally.lost and self.tally.finished == self.expected
 
     @property
     def complete(self) -> bool:
         """True when every record is finished and every offset committed."""
-        return self.committed and not self.interrupted and not self.tally.lost and self.tally.finished == self.expected
+        return self.committed and not self.interrupted and self.done
 
     @property
     def rate(self) -> float:
@@ -75,14 +103,13 @@ class Session:
         self, broker: EmbeddedBroker, afterwards: Callable[[DevClient], Awaitable[None]] | None = None
     ) -> None:
         """Feed and work to the end; then `afterwards`, while the broker still answers."""
-        for topic in self._topics():
-            broker.create_topic(topic, self._partitions)
+        self._make_topics(broker)
         options = KafkaOptions(
             bootstrap_servers=broker.bootstrap,
             client_id="pyrula-dev",
             fetch_max_wait=FETCH_MAX_WAIT,
             commit_interval=0.2,
-            drain_timeout=10.0,
+            drain_timeout=_DRAIN_SECONDS,
         )
         clusters = {binding.cluster: options for binding in self.bindings}
         worker = KafkaWorker(self.bindings, store=self._store, kafka=clusters, on_event=self._take)
@@ -106,13 +133,14 @@ class Session:
                 work.cancel()
                 await asyncio.gather(watch, work, return_exceptions=True)
 
-    def _topics(self) -> list[str]:
-        topics = set(self._inputs)
+    def _make_topics(self, broker: EmbeddedBroker) -> None:
+        topics = set(self.inputs)
         for binding in self.bindings:
             topics.update(binding.dead_letter_topic_of(topic) for topic in binding.topics)
             if binding.output is not None:
                 topics.add(binding.output)
-        return sorted(topics)
+        for topic in sorted(topics):
+            broker.create_topic(topic, self._partitions)
 
     def _take(self, event: RecordEvent) -> None:
         first = self.tally.on_event(event)
@@ -123,25 +151,70 @@ class Session:
 
     async def _watch(self, broker: EmbeddedBroker, client: DevClient, worker: KafkaWorker) -> None:
         started = self._last_event = time.monotonic()
-        feed = asyncio.create_task(self._feed(client), name="feed")
+        feeding = asyncio.create_task(self._feed(client, self._records), name="feed")
+        told = False
         try:
             while True:
                 await asyncio.sleep(_LOOK_SECONDS)
                 broker.check()
-                fed = feed.done()
+                if await self._renew(broker, worker):
+                    told = False
+                    if self._again is not None and feeding.done():
+                        feeding = asyncio.create_task(self._feed(client, self._again()), name="feed")
+                fed = feeding.done()
                 if fed:
-                    feed.result()
-                ends = await client.ends(self._inputs)
+                    feeding = self._checked(feeding)
+                ends = await client.ends(self.inputs)
                 total = sum(ends[place] for place in ends for b in self.bindings if place[0] in b.topics)
                 self.expected = total if fed else max(total, self.expected)
                 self.seconds = self._last_event - started
                 if self._on_progress is not None:
                     self._on_progress(self)
-                if fed and (self.tally.finished >= total or self._is_stuck(worker)):
-                    return
+                if not told and fed and (self.tally.finished >= total or self._is_stuck(worker)):
+                    if self._again is None:
+                        return
+                    told = True
+                    if self._on_round is not None:
+                        self._on_round(self)
         finally:
-            feed.cancel()
-            await asyncio.gather(feed, return_exceptions=True)
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+
+    async def _renew(self, broker: EmbeddedBroker, worker: KafkaWorker) -> bool:
+        """Take up the user's code if it has changed. Whether there is new code."""
+        now = time.monotonic()
+        if not self._watched or now - self._looked < _CODE_SECONDS or worker.health().state == "starting":
+            return False
+        self._looked = now
+        if not self._code.changed():
+            return False
+        try:
+            self._code.reload()
+        except Problem as error:
+            self._tell(Problem(f"{self._code.path} has changed, but the former code goes on: {error}"))
+            return False
+        self.bindings = list(self._code.bindings)
+        self._make_topics(broker)
+        if self._on_reload is not None:
+            self._on_reload()
+        await worker.rebind(self.bindings)
+        self._last_event = time.monotonic()
+        return True
+
+    def _checked(self, feeding: "asyncio.Task[None]") -> "asyncio.Task[None]":
+        """What made the feeding fail, in records or code, may be mended while the session goes on."""
+        try:
+            feeding.result()
+        except Problem as error:
+            if self._again is None:
+                raise
+            self._tell(error)
+            return _nothing_to_feed()
+        return feeding
+
+    def _tell(self, problem: Problem) -> None:
+        if self._on_problem is not None:
+            self._on_problem(problem)
 
     def _is_stuck(self, worker: KafkaWorker) -> bool:
         if not self.tally.held and not self.tally.lost:
@@ -149,34 +222,36 @@ class Session:
         working = sum(stats.in_flight for stats in worker.stats())
         return not working and time.monotonic() - self._last_event > _QUIET_SECONDS
 
-    async def _feed(self, client: DevClient) -> None:
-        records = iter(self._records)
-        # The records may come from a pipe, so the loop doesn't wait for them.
-        while chunk := await asyncio.to_thread(_next_chunk, records):
-            size = sum(record.size for record in chunk)
-            while self.tally.unfinished_bytes and self.tally.unfinished_bytes + size > SAFE_BYTES:
-                self._moved.clear()
-                await self._moved.wait()
-            for topic, part in groupby(chunk, key=self._topic_of):
-                given = list(part)
-                places = await client.produce(topic, [(record.key, record.value, record.headers) for record in given])
-                for record, (partition, offset) in zip(given, places, strict=True):
-                    self.tally.on_sent(topic, partition, offset, record.size)
+    async def _feed(self, client: DevClient, records: Iterable[Given]) -> None:
+        feed = Feed(records)
+        try:
+            while chunk := await feed.next_chunk():
+                size = sum(record.size for record in chunk)
+                while self.tally.unfinished_bytes and self.tally.unfinished_bytes + size > SAFE_BYTES:
+                    self._moved.clear()
+                    await self._moved.wait()
+                for topic, part in groupby(chunk, key=self._topic_of):
+                    given = list(part)
+                    places = await client.produce(topic, [(each.key, each.value, each.headers) for each in given])
+                    for record, (partition, offset) in zip(given, places, strict=True):
+                        self.tally.on_sent(topic, partition, offset, record.size)
+        finally:
+            feed.close()
 
     def _topic_of(self, record: Given) -> str:
         if record.topic is None:
-            if len(self._inputs) == 1:
-                return self._inputs[0]
+            if len(self.inputs) == 1:
+                return self.inputs[0]
             raise Problem(
-                f"the bindings read {', '.join(self._inputs)}: say with a record's topic which one it is for"
+                f"the bindings read {', '.join(self.inputs)}: say with a record's topic which one it is for"
                 ' (--envelope and {"topic": …, "value": …}, or the same from sample_records)'
             )
-        if record.topic not in self._inputs:
-            raise Problem(f"a record is for topic {record.topic}, but the bindings read {', '.join(self._inputs)}")
+        if record.topic not in self.inputs:
+            raise Problem(f"a record is for topic {record.topic}, but the bindings read {', '.join(self.inputs)}")
         return record.topic
 
     async def _all_committed(self, client: DevClient) -> bool:
-        ends = {place: end for place, end in (await client.ends(self._inputs)).items() if end}
+        ends = {place: end for place, end in (await client.ends(self.inputs)).items() if end}
         for binding in self.bindings:
             committed = await client.committed(binding.group, binding.topics)
             if any(committed.get(place, 0) < end for place, end in ends.items() if place[0] in binding.topics):
@@ -184,12 +259,5 @@ class Session:
         return True
 
 
-def _next_chunk(records: Iterator[Given]) -> list[Given]:
-    chunk: list[Given] = []
-    size = 0
-    for record in islice(records, _CHUNK):
-        chunk.append(record)
-        size += record.size
-        if size >= _CHUNK_BYTES:
-            break
-    return chunk
+def _nothing_to_feed() -> "asyncio.Task[None]":
+    return asyncio.create_task(asyncio.sleep(0), name="feed")
