@@ -78,6 +78,21 @@ class ValkeyServer:
         return f"valkey://127.0.0.1:{self._port}"
 
     @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.running
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are: the append-only file in ``appendonlydir``."""
+        if self._folder is None:
+            raise RuntimeError("this ValkeyServer was not started")
+        return self._folder
+
+    @property
     def socket_path(self) -> str:
         """The server's Unix socket (mode 700, in the server's own folder)."""
         if self._folder is None:

@@ -22,7 +22,7 @@ async def listed(client: WorkflowClient, **wanted: object) -> list[str]:
 
 
 async def test_the_newest_come_first_page_after_page(client: WorkflowClient) -> None:
-    runs = [(await client.submit("client_cart", {"number": number})).run_id for number in range(7)]
+    runs = [(await client.submit("client_cart", {"size": number})).run_id for number in range(7)]
     runs.sort(key=lambda run_id: run_id[3:], reverse=True)
     assert await listed(client) == runs
     for limit in (1, 3, 7):
@@ -34,7 +34,7 @@ async def test_the_newest_come_first_page_after_page(client: WorkflowClient) -> 
 
 
 async def test_a_run_is_told_as_it_is(client: WorkflowClient, holder: Holder) -> None:
-    run = await client.submit("client_cart", {"number": 1}, owner="ada")
+    run = await client.submit("client_cart", {"size": 1}, owner="ada")
     held = await holder.take()
     (summary,) = await client.list()
     assert (summary.run_id, summary.name, summary.owner, summary.version) == (run.run_id, "client_cart", "ada", "1")
@@ -53,7 +53,7 @@ async def test_a_run_is_told_as_it_is(client: WorkflowClient, holder: Holder) ->
 
 async def test_filters_go_together(client: WorkflowClient, holder: Holder) -> None:
     cart = [(await client.submit("client_cart", owner=owner)).run_id for owner in ("ada", "ada", "ben", "")]
-    pay = [(await client.submit("client_pay", owner=owner)).run_id for owner in ("ada", "ben")]
+    pay = [(await client.submit("client_pay", {"cents": 1}, owner=owner)).run_id for owner in ("ada", "ben")]
     assert set(await listed(client, name="client_cart")) == set(cart)
     assert set(await listed(client, owner="ada")) == {*cart[:2], pay[0]}
     assert await listed(client, owner="") == [cart[3]]
@@ -84,7 +84,7 @@ async def test_counts_by_status(client: WorkflowClient, holder: Holder) -> None:
     assert (none.total, none.unfinished, none.oldest_queued) == (0, 0, None)
     for _ in range(3):
         await client.submit("client_cart")
-    await client.submit("client_pay")
+    await client.submit("client_pay", {"cents": 1})
     held = await holder.take()
     await held.park(Wait("signal", "paid"))
     counts = await client.counts()

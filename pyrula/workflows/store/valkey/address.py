@@ -42,7 +42,7 @@ class Address:
     Address('valkey://store.internal:6379/2')
     """
 
-    __slots__ = ("_arguments", "_class", "text")
+    __slots__ = ("_arguments", "_class", "_scheme", "host", "text")
 
     def __init__(self, url: str) -> None:
         scheme, _, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
@@ -69,19 +69,39 @@ class Address:
                 raise ConfigurationError(f"{name} in the store's URL names no file: {arguments[name]!r}")
         self._class: Any = arguments.pop("connection_class", _CLASSES[kind])
         self._arguments = arguments
-        database = arguments.get("db", 0)
+        self._scheme = "valkey" if kind == "unix" else scheme
+        self.host = str(arguments.get("host", "127.0.0.1"))
         if kind == "unix":
-            self.text = f"unix://{arguments['path']}?db={database}"
+            self.text = f"unix://{arguments['path']}?db={arguments.get('db', 0)}"
         else:
-            host = arguments["host"]
-            self.text = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/{database}"
+            self.text = self._told(port)
         try:
             self.connection(1.0)
         except (TypeError, ValueError, RedisError):
             raise ConfigurationError(f"the store's URL for {self.text} has a TLS option that can't be used") from None
 
+    def _told(self, port: int) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self._scheme}://{host}:{port}/{self._arguments.get('db', 0)}"
+
     def __repr__(self) -> str:
         return f"Address({self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Address) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def at(self, host: str, port: int) -> "Address":
+        """Another node of the same cluster: the same user, password and TLS."""
+        node: Address = object.__new__(Address)
+        node._arguments = {name: value for name, value in self._arguments.items() if name != "path"}
+        node._arguments |= {"host": host, "port": port}
+        node._class = Connection if self._class is UnixDomainSocketConnection else self._class
+        node._scheme, node.host = self._scheme, host
+        node.text = node._told(port)
+        return node
 
     def connection(self, connect_timeout: float) -> Any:
         """A connection of redis-py, not connected yet."""

@@ -7,15 +7,15 @@ written. After a batch to be sent again go all later ones of its source, so that
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyrula.workflows.errors import LeaseLost, StoreUnavailable
 from pyrula.workflows.store.port import Batch, Token
 from pyrula.workflows.store.valkey import wire
-from pyrula.workflows.store.valkey.link import Link, Meaning, meaning
 from pyrula.workflows.store.valkey.record_scripts import record_script
 from pyrula.workflows.store.valkey.record_wire import change_request
+from pyrula.workflows.store.valkey.route import Again, Call, Route
 from pyrula.workflows.store.valkey.scripts import script
 from pyrula.workflows.store.valkey.session import Attempts
 
@@ -31,14 +31,14 @@ class Appender:
 
     def __init__(
         self,
-        link: Link,
+        route: Route,
         namespace: str,
         sender: bytes,
         keys: Callable[[bytes], tuple[bytes, bytes]],
         ttl: int,
         patience: float,
     ) -> None:
-        self._link = link
+        self._route = route
         self._namespace = namespace
         self._sender = sender
         self._keys = keys
@@ -50,7 +50,7 @@ class Appender:
 
     async def close(self) -> None:
         self._turn = asyncio.Lock()  # the next flush may come in another loop
-        await self._link.drop(wait=True)
+        await self._route.drop(wait=True)
 
     async def append(self, batches: Sequence[Batch]) -> Answers:
         async with self._turn:
@@ -59,69 +59,63 @@ class Appender:
     async def _append(self, batches: Sequence[Batch]) -> Answers:
         answers: Answers = [None] * len(batches)
         waiting: Sequence[int] = range(len(batches))
-        load = False
         attempts = Attempts(self._patience)
-        while packed := self._pack(batches, waiting, answers):
-            waiting = list(packed)
-            request = [wire.script_load(one) for one in (self._script, self._change)] if load else []
-            request += packed.values()
-            try:
-                replies = await self._link.exchange(request, len(request))
-                for _ in range(2 if load else 0):
-                    loaded = replies.pop(0)
-                    if isinstance(loaded, Exception):
-                        raise self._link.error(loaded)
-                waiting, load, trouble = self._sort(batches, waiting, replies, answers)
-                if trouble is not None:
-                    raise trouble
-            except StoreUnavailable as error:
-                await self._link.drop()
-                await attempts.failed(error)
+        packed: dict[int, Call] = {}
+        while packed := self._pack(batches, waiting, answers, packed):
+            found = await self._route.send(list(packed.values()))
+            waiting, trouble = self._sort(batches, list(packed), found, answers)
+            if trouble is not None:
+                await attempts.failed(trouble)
         return answers
 
-    def _pack(self, batches: Sequence[Batch], waiting: Sequence[int], answers: Answers) -> dict[int, bytes]:
-        packed: dict[int, bytes] = {}
+    def _pack(
+        self, batches: Sequence[Batch], waiting: Sequence[int], answers: Answers, before: Mapping[int, Call]
+    ) -> dict[int, Call]:
+        packed: dict[int, Call] = {}
         for number in waiting:
             batch = batches[number]
             key, prefix = self._keys(batch.source)
             sending = b"%b.%d" % (self._sender, next(self._sendings))
             try:
                 if batch.change is None:
-                    packed[number] = wire.append(self._script, key, prefix, batch, sending, self._ttl)
+                    data = wire.append(self._script, key, prefix, batch, sending, self._ttl)
+                    packed[number] = Call(data, key, self._script)
                 else:
-                    packed[number] = change_request(
+                    data = change_request(
                         self._change, self._namespace, key, prefix, batch, batch.change, sending, self._ttl
                     )
+                    packed[number] = Call(data, key, self._change)
+                if number in before:
+                    packed[number].ask = before[number].ask
             except ValueError as error:
                 answers[number] = error
         return packed
 
     def _sort(
         self, batches: Sequence[Batch], sent: Sequence[int], replies: Sequence[Any], answers: Answers
-    ) -> tuple[list[int], bool, StoreUnavailable | None]:
-        """Notes the answers. Gives back which batches to send again, whether to load the script first, and what the
-        server can't do at present."""
+    ) -> tuple[list[int], StoreUnavailable | None]:
+        """Notes the answers. Gives back which batches to send again, and why."""
         again: list[int] = []
         behind: set[bytes] = set()
-        load = False
         trouble: StoreUnavailable | None = None
         for number, reply in zip(sent, replies, strict=True):
             batch = batches[number]
             if batch.source not in behind:
-                if not isinstance(reply, Exception):
-                    answers[number] = None if reply == 1 else lost(batch.source, batch.token)
-                    continue
-                error = self._link.error(reply)
-                if meaning(reply) is Meaning.LOAD:
-                    load = True
-                elif isinstance(error, StoreUnavailable):
-                    trouble = error
-                else:
-                    answers[number] = error
+                if not isinstance(reply, StoreUnavailable):
+                    answers[number] = _answer(batch, reply)
                     continue
                 behind.add(batch.source)
+                # what has to be waited for counts for more than what may go again at once
+                if trouble is None or isinstance(trouble, Again):
+                    trouble = reply
             again.append(number)
-        return again, load, trouble
+        return again, trouble
+
+
+def _answer(batch: Batch, reply: Any) -> Exception | None:
+    if isinstance(reply, Exception):
+        return reply
+    return None if reply == 1 else lost(batch.source, batch.token)
 
 
 def lost(source: bytes, token: Token) -> LeaseLost:

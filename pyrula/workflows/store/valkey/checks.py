@@ -26,8 +26,6 @@ def check_server(where: str, info: Mapping[str, str], policy: str | None) -> lis
         raise ConfigurationError(
             f"{where} is version {version}; Pyrula needs Valkey or Redis 7.2 or later (script flags, WAITAOF)"
         )
-    if info.get("cluster_enabled") == "1":
-        raise ConfigurationError(f"{where} is a node of a cluster; this version of Pyrula needs a single primary")
     if info.get("role", "master") != "master":
         raise StoreUnavailable(f"{where} is a replica; connect to its primary")
     if policy is None:

@@ -13,7 +13,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from pyrula.workflows.store.valkey import wire
-from pyrula.workflows.store.valkey.address import Address
+from pyrula.workflows.store.valkey.topology import Topology
 
 logger = logging.getLogger("pyrula.store")
 
@@ -37,8 +37,8 @@ class _Listening:
 class Ear:
     """Listens from the first subscription until it is closed."""
 
-    def __init__(self, address: Address, timeout: float) -> None:
-        self._address = address
+    def __init__(self, topology: Topology, timeout: float) -> None:
+        self._topology = topology
         self._timeout = timeout
         self._channels: dict[bytes, list[Callback]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -73,18 +73,21 @@ class Ear:
             await asyncio.wait([task])
 
     async def _listen(self) -> None:
-        delay = _FIRST_DELAY
+        delay, attempt = _FIRST_DELAY, 0
         while True:
-            connection = self._address.connection(self._timeout)
+            address = self._topology.listened(attempt)
+            connection = address.connection(self._timeout)
             try:
                 async with asyncio.timeout(self._timeout):
                     await connection.connect()
                 self._heard = set()
+                delay = _FIRST_DELAY
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._tune(connection))
                     group.create_task(self._hear(connection))
             except* (RedisError, OSError) as trouble:
-                logger.debug("wake-ups from %s are missed: %r", self._address.text, trouble.exceptions[0])
+                logger.debug("wake-ups from %s are missed: %r", address.text, trouble.exceptions[0])
+                attempt += 1
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _LAST_DELAY)
             finally:

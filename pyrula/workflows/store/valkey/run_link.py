@@ -10,24 +10,23 @@ from pyrula.workflows.model import MAX_VALUE
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.refusals import RunNotFoundError
 from pyrula.workflows.store.runs import RETENTION_SECONDS
-from pyrula.workflows.store.valkey.address import Address
 from pyrula.workflows.store.valkey.ear import Ear
 from pyrula.workflows.store.valkey.funnel import Funnel
-from pyrula.workflows.store.valkey.link import Link
 from pyrula.workflows.store.valkey.run_keys import RunKeys, idempotency_key, structures
 from pyrula.workflows.store.valkey.run_scripts import run_script
+from pyrula.workflows.store.valkey.topology import Topology
 
 
 class RunLink:
     """How the parts of a ValkeyStore reach submitted runs."""
 
-    def __init__(self, address: Address, namespace: str, shards: int, timeout: float, patience: float) -> None:
+    def __init__(self, topology: Topology, namespace: str, shards: int, timeout: float, patience: float) -> None:
         self.namespace = namespace
         self.shards = shards
         self.channel = namespace.encode()
         self.retention = RETENTION_SECONDS
-        self.funnel = Funnel(Link(address, timeout), patience)
-        self.ear = Ear(address, timeout)
+        self.funnel = Funnel(topology, timeout, patience)
+        self.ear = Ear(topology, timeout)
         self._ahead = 0.0
 
     async def open(self) -> None:

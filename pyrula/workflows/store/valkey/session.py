@@ -13,14 +13,17 @@ from typing import Any, TypeVar
 
 from pyrula.workflows.errors import StoreUnavailable
 from pyrula.workflows.store.valkey import wire
-from pyrula.workflows.store.valkey.address import Address
-from pyrula.workflows.store.valkey.link import Link, Meaning, StoreFull, meaning
+from pyrula.workflows.store.valkey.link import StoreFull
+from pyrula.workflows.store.valkey.route import Again, Call, Route
 from pyrula.workflows.store.valkey.scripts import Script
+from pyrula.workflows.store.valkey.topology import Topology
 
 _T = TypeVar("_T")
 
 _CONNECTIONS = 3
 _FIRST_DELAY, _LAST_DELAY = 0.05, 1.0
+# Scripts and slots are found within two or three; whoever is sent about for longer waits.
+_AT_ONCE = 8
 
 
 class Attempts:
@@ -29,9 +32,13 @@ class Attempts:
     def __init__(self, patience: float) -> None:
         self._deadline = time.monotonic() + patience
         self._delay = 0.0
+        self._at_once = _AT_ONCE
 
     async def failed(self, error: StoreUnavailable) -> None:
         """Returns when it is time to send again; raises the error when there is no use in it any more."""
+        if isinstance(error, Again) and self._at_once:
+            self._at_once -= 1
+            return
         if isinstance(error, StoreFull) or time.monotonic() + self._delay >= self._deadline:
             raise error
         await asyncio.sleep(self._delay * random.uniform(0.8, 1.2))
@@ -39,67 +46,57 @@ class Attempts:
 
 
 class Session:
-    """All requests of a store but its flushes, on at most three connections."""
+    """All requests of a store but its flushes, on at most three connections to a node."""
 
-    def __init__(self, address: Address, timeout: float, patience: float) -> None:
-        self._address = address
+    def __init__(self, topology: Topology, timeout: float, patience: float) -> None:
+        self._topology = topology
         self._timeout = timeout
         self._patience = patience
         self._room = asyncio.Semaphore(_CONNECTIONS)
-        self._idle: list[Link] = []
+        self._idle: list[Route] = []
 
     async def close(self) -> None:
         # a new semaphore: whoever comes next may do so in another loop
         self._room = asyncio.Semaphore(_CONNECTIONS)
-        links, self._idle = self._idle, []
-        for link in links:
-            await link.drop(wait=True)
+        routes, self._idle = self._idle, []
+        for route in routes:
+            await route.drop(wait=True)
 
-    async def persist(self, attempt: Callable[[Link], Awaitable[_T]]) -> _T:
+    async def persist(self, attempt: Callable[[Route], Awaitable[_T]]) -> _T:
         """Tries until it succeeds, fails for good, or the patience is used up."""
         attempts = Attempts(self._patience)
-        async with self._link() as link:
+        async with self._route() as route:
             while True:
                 try:
-                    return await attempt(link)
+                    return await attempt(route)
                 except StoreUnavailable as error:
-                    # also after a reply: who is a replica today may be reached at another address tomorrow
-                    await link.drop()
                     await attempts.failed(error)
 
-    async def ask(self, *request: bytes) -> list[Any]:
-        """Commands that may be repeated, in one pipeline. An error reply is raised."""
-
-        async def attempt(link: Link) -> list[Any]:
-            replies = await link.exchange(request, len(request))
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    raise link.error(reply)
-            return replies
-
-        return await self.persist(attempt)
+    async def ask(self, *commands: Sequence[bytes]) -> list[Any]:
+        """Commands that may be repeated, in one pipeline a node; each has a key as its second word. An error reply is
+        raised."""
+        return await self._send([Call(wire.command(*words), words[1]) for words in commands])
 
     async def run(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Any:
         """One script, loaded if the server doesn't have it (any more)."""
-        call = wire.evalsha(script, keys, arguments)
+        (answer,) = await self._send([Call(wire.evalsha(script, keys, arguments), keys[0], script)])
+        return answer
 
-        async def attempt(link: Link) -> Any:
-            (reply,) = await link.exchange([call], 1)
-            while isinstance(reply, Exception):
-                if meaning(reply) is not Meaning.LOAD:
-                    raise link.error(reply)
-                loaded, reply = await link.exchange([wire.script_load(script), call], 2)
-                if isinstance(loaded, Exception):
-                    raise link.error(loaded)
-            return reply
+    async def _send(self, calls: Sequence[Call]) -> list[Any]:
+        async def attempt(route: Route) -> list[Any]:
+            answers = await route.send(calls)
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+            return answers
 
         return await self.persist(attempt)
 
     @asynccontextmanager
-    async def _link(self) -> AsyncIterator[Link]:
+    async def _route(self) -> AsyncIterator[Route]:
         async with self._room:
-            link = self._idle.pop() if self._idle else Link(self._address, self._timeout)
+            route = self._idle.pop() if self._idle else Route(self._topology, self._timeout)
             try:
-                yield link
+                yield route
             finally:
-                self._idle.append(link)
+                self._idle.append(route)

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 from pyrula.workflows.clock import to_seconds
-from pyrula.workflows.errors import ConfigurationError, LeaseLost, StaleToken, StoreError
+from pyrula.workflows.errors import ConfigurationError, LeaseLost, StaleToken, StoreError, StoreUnavailable
 from pyrula.workflows.store.port import Batch, Claim, Row, Token
 from pyrula.workflows.store.valkey import keys, wire
 from pyrula.workflows.store.valkey.address import Address
 from pyrula.workflows.store.valkey.appender import Appender, lost
 from pyrula.workflows.store.valkey.checks import check_server, parse_info
-from pyrula.workflows.store.valkey.link import Link, Meaning, meaning
+from pyrula.workflows.store.valkey.link import Meaning, meaning
 from pyrula.workflows.store.valkey.record_runs import ValkeyRecords
+from pyrula.workflows.store.valkey.route import Route
 from pyrula.workflows.store.valkey.run_backfills import ValkeyBackfills
 from pyrula.workflows.store.valkey.run_batches import ValkeyBatches
 from pyrula.workflows.store.valkey.run_claims import Claimer
@@ -26,6 +27,7 @@ from pyrula.workflows.store.valkey.run_listing import ValkeyListing
 from pyrula.workflows.store.valkey.run_schedules import ValkeySchedules
 from pyrula.workflows.store.valkey.scripts import script
 from pyrula.workflows.store.valkey.session import Session
+from pyrula.workflows.store.valkey.topology import Topology
 
 logger = logging.getLogger("pyrula.store")
 
@@ -66,11 +68,12 @@ class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills
         self.retry_for = to_seconds(retry_for, "ValkeyStore(retry_for=)")
         self.instance_id = ""
         self._process = secrets.token_hex(8).encode()
-        self._session = Session(self._address, self.timeout, self.retry_for)
-        link = Link(self._address, self.timeout)
-        self._appender = Appender(link, self.namespace, self._process, self._keys, TTL_SECONDS, self.retry_for)
+        self._topology = Topology(self._address, self.timeout)
+        self._session = Session(self._topology, self.timeout, self.retry_for)
+        route = Route(self._topology, self.timeout)
+        self._appender = Appender(route, self.namespace, self._process, self._keys, TTL_SECONDS, self.retry_for)
         self._warned = False
-        self._runs = RunLink(self._address, self.namespace, shards, self.timeout, self.retry_for)
+        self._runs = RunLink(self._topology, self.namespace, shards, self.timeout, self.retry_for)
         self._claimer = Claimer(self._runs)
         self._strays = {}
 
@@ -90,20 +93,27 @@ class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills
         await self._session.close()
         await self._appender.close()
 
-    async def _check(self, link: Link) -> None:
-        request = [wire.command(b"INFO"), wire.command(b"CONFIG", b"GET", b"maxmemory-policy")]
-        info, config = await link.exchange(request, 2)
-        for answer in (info, config):
-            # a managed service may forbid either
-            if isinstance(answer, Exception) and meaning(answer) not in (Meaning.SETTINGS, Meaning.REFUSED):
-                raise link.error(answer)
-        fields = {} if isinstance(info, Exception) else parse_info(info)
-        policy = fields.get("maxmemory_policy")
-        if not isinstance(config, Exception) and len(config) == 2:
-            policy = config[1].decode()
-        warnings = check_server(self._address.text, fields, policy)
+    async def _check(self, route: Route) -> None:
+        try:
+            await self._check_servers(route)
+        except StoreUnavailable:
+            # who is a replica today may be reached at another address tomorrow
+            await route.drop()
+            raise
+        self._warned = True
+
+    async def _check_servers(self, route: Route) -> None:
+        topology, seed = self._topology, self._address
+        fields, policy = await _settings(route, seed)
+        if fields.get("cluster_enabled") != "1":
+            self._warn(check_server(seed.text, fields, policy))
+            return
+        await topology.learn()
+        for node in topology.primaries:
+            self._warn(check_server(node.text, *await _settings(route, node)))
+
+    def _warn(self, warnings: Iterable[str]) -> None:
         if not self._warned:
-            self._warned = True
             for warning in warnings:
                 logger.warning("%s", warning)
 
@@ -111,8 +121,8 @@ class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills
         """Read the namespace's metadata, made at its first use."""
         key, where = keys.metadata_key(self.namespace), f"namespace {self.namespace!r} on {self._address.text}"
         mine = {b"format": b"%d" % FORMAT, b"shards": b"%d" % self.shards, b"instance": secrets.token_hex(16).encode()}
-        made = [wire.command(b"HSETNX", key, name, value) for name, value in mine.items()]
-        *_, (stored_format, shards, instance) = await self._session.ask(*made, wire.command(b"HMGET", key, *mine))
+        made = [(b"HSETNX", key, name, value) for name, value in mine.items()]
+        *_, (stored_format, shards, instance) = await self._session.ask(*made, (b"HMGET", key, *mine))
         if int(stored_format) != FORMAT:
             raise ConfigurationError(
                 f"{where} has format {int(stored_format)}, this version of Pyrula reads {FORMAT}: "
@@ -180,7 +190,7 @@ class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills
             raise lost(source, token)
 
     async def _live_buckets(self, source: bytes) -> list[int]:
-        (fields,) = await self._session.ask(wire.command(b"HKEYS", self._keys(source)[0]))
+        (fields,) = await self._session.ask((b"HKEYS", self._keys(source)[0]))
         return _buckets(fields)
 
     async def _read(self, source: bytes, token: Token, below: int | None, buckets: Sequence[int]) -> list[Row]:
@@ -205,11 +215,11 @@ class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills
         cursors = dict.fromkeys(buckets, b"0")
         while cursors:
             request = [
-                wire.command(b"HSCAN", b"%b%d" % (prefix, bucket), cursor, b"COUNT", _PAGE_ROWS)
+                (b"HSCAN", b"%b%d" % (prefix, bucket), cursor, b"COUNT", _PAGE_ROWS)
                 for bucket, cursor in cursors.items()
             ]
             # the token was raised before, so nobody else writes meanwhile, unless it has been raised once more
-            *pages, stored = await self._session.ask(*request, wire.command(b"HGET", key, b"token"))
+            *pages, stored = await self._session.ask(*request, (b"HGET", key, b"token"))
             if stored != _text(token):
                 raise _replaced(source, stored)
             for bucket, (cursor, flat) in zip(list(cursors), pages, strict=True):
@@ -224,6 +234,20 @@ class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills
 
     def _keys(self, source: bytes) -> tuple[bytes, bytes]:
         return keys.source_keys(self.namespace, self.shards, source)
+
+
+async def _settings(route: Route, node: Address) -> tuple[dict[str, str], str | None]:
+    """What a server tells of itself, and its eviction policy."""
+    request = [wire.command(b"INFO"), wire.command(b"CONFIG", b"GET", b"maxmemory-policy")]
+    info, config = await route.ask_node(node, request)
+    for answer in (info, config):
+        # a managed service may forbid either
+        if isinstance(answer, Exception) and meaning(answer) not in (Meaning.SETTINGS, Meaning.REFUSED):
+            raise route.error(node, answer)
+    fields = {} if isinstance(info, Exception) else parse_info(info)
+    if not isinstance(config, Exception) and len(config) == 2:
+        return fields, config[1].decode()
+    return fields, fields.get("maxmemory_policy")
 
 
 def _text(token: Token | None) -> bytes:

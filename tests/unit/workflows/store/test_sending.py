@@ -12,8 +12,10 @@ from pyrula.workflows.store.valkey import wire
 from pyrula.workflows.store.valkey.address import Address
 from pyrula.workflows.store.valkey.appender import Appender
 from pyrula.workflows.store.valkey.link import Link
+from pyrula.workflows.store.valkey.route import Route
 from pyrula.workflows.store.valkey.scripts import script
 from pyrula.workflows.store.valkey.session import Session
+from pyrula.workflows.store.valkey.topology import Topology
 
 A, B = b"a" * 16, b"b" * 16
 TOKEN = Token(1, 1)
@@ -42,8 +44,12 @@ class FakeLink(Link):
         self.drops += 1
 
 
+def route(link: Link) -> Route:
+    return Route(Topology(Address("valkey://fake"), 1.0), 1.0, lambda _: link)
+
+
 def appender(link: Link, patience: float = 5.0) -> Appender:
-    return Appender(link, b"sender", lambda source: (b"p:" + source, b"j:" + source), 60, patience)
+    return Appender(route(link), "n", b"sender", lambda source: (b"p:" + source, b"j:" + source), 60, patience)
 
 
 def batch(source: bytes, position: int, token: Token = TOKEN) -> Batch:
@@ -106,14 +112,14 @@ async def test_a_flush_is_given_up_when_its_patience_is_used_up() -> None:
 
 
 def session(link: Link, patience: float = 5.0) -> Session:
-    session = Session(Address("valkey://fake"), 1.0, patience)
-    session._idle.append(link)
+    session = Session(Topology(Address("valkey://fake"), 1.0), 1.0, patience)
+    session._idle.append(route(link))
     return session
 
 
 async def test_a_command_refused_by_a_replica_is_asked_on_a_new_connection() -> None:
     link = FakeLink([b"fine", ReadOnlyError()], [b"fine", b"done"])
-    assert await session(link).ask(b"one", b"two") == [b"fine", b"done"]
+    assert await session(link).ask((b"GET", b"one"), (b"GET", b"two")) == [b"fine", b"done"]
     assert link.drops == 1
 
 
