@@ -3,6 +3,7 @@
 >>> from pyrula.kafka import Binding, KafkaOptions
 """
 
+from pyrula.kafka.backfill import Backfill
 from pyrula.kafka.binding import Binding, check_bindings
 from pyrula.kafka.events import BindingHealth, BindingStats, Health, RecordEvent, Unfinished
 from pyrula.kafka.options import KafkaOptions
@@ -11,6 +12,7 @@ from pyrula.kafka.serde import BytesSerde, JsonSerde, RecordError, Serde, StrSer
 from pyrula.kafka.worker import KafkaWorker
 
 __all__ = [
+    "Backfill",
     "Binding",
     "BindingHealth",
     "BindingStats",

@@ -68,6 +68,13 @@ class Replayers:
         self.standing = Standing()
         self.on_completed: Callable[[RecordRun], None] | None = None
 
+    def resize(self, limit: int) -> None:
+        """At most so many runs in flight from now on; those that are already go on."""
+        if limit != self._limit:
+            self._limit = limit
+            self._share_out()
+            self.wake()
+
     def add(self, partition: Partition) -> None:
         """Serve a partition from now on."""
         self._partitions.add(partition)

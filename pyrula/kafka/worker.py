@@ -6,10 +6,14 @@ by SIGTERM or SIGINT, both of which drain; a second signal ends it at once.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+from pyrula.kafka.backfill.alone import run_alone
+from pyrula.kafka.backfill.counting import count_records
+from pyrula.kafka.backfill.definition import Backfill
+from pyrula.kafka.backfill.service import BackfillInterrupted, BackfillService, options_for
 from pyrula.kafka.binding import Binding, check_bindings
 from pyrula.kafka.consume import GroupConsumer
 from pyrula.kafka.endings import RunEndings
@@ -22,6 +26,7 @@ from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.stalls import StallWatch
 from pyrula.kafka.stores import WorkerStore
 from pyrula.kafka.topics import TopicWatch
+from pyrula.workflows.client import BackfillReport
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.group_commit import GroupCommit
@@ -76,6 +81,7 @@ class KafkaWorker:
         self._groups: list[GroupConsumer] = []
         self._outputs: dict[str, Outputs] = {}
         self._commits: GroupCommit | None = None
+        self._backfills: asyncio.Future[BackfillService] | None = None
         self._topics: dict[GroupConsumer, TopicWatch] = {}
         self._looking: list[asyncio.Task[None]] = []
         self._oldest = OldestWatch()
@@ -101,6 +107,7 @@ class KafkaWorker:
         the body's own that asyncio.run waits for, say), it is ended then.
         """
         loop = self._loop = asyncio.get_running_loop()
+        self._backfills = loop.create_future()
         prepare(loop)
         longest = max(options.drain_timeout for options in self._clusters.values())
         forget_signals = process_signals.watch(loop, self.stop, longest)
@@ -117,6 +124,31 @@ class KafkaWorker:
                 stalls.stop()
                 forget_signals()
                 give_back(loop)
+
+    async def backfill(
+        self, backfill: Backfill, *, on_progress: Callable[[BackfillReport], None] | None = None
+    ) -> BackfillReport:
+        """Run a backfill beside the bindings, or, of a worker that isn't running, alone. The report when it is over.
+
+        Other workers may take part. The same id again goes on with it, or raises BackfillRefused if another is meant.
+        `on_progress` is shown the report a few times a second. Raises ConfigurationError for an unknown cluster,
+        BackfillInterrupted when the worker stops first; a topic that doesn't exist makes the backfill `failed`.
+        """
+        if backfill.dry_run:
+            return await count_records(backfill.job, options_for(backfill.job, self._clusters), on_progress)
+        if self._backfills is None:
+            return await run_alone(
+                backfill,
+                self.bindings,
+                store=self.store,
+                clusters=self._clusters,
+                clock=self._clock,
+                observer=self.on_event,
+                on_progress=on_progress,
+            )
+        service = await asyncio.shield(self._backfills)
+        await service.start(backfill)
+        return await service.finished(backfill.id, on_progress)
 
     def stats(self) -> list[BindingStats]:
         """Counters and gauges of each binding, as of now."""
@@ -213,7 +245,22 @@ class KafkaWorker:
             self._groups.append(consumer)
         await asyncio.gather(*(group.start() for group in self._groups))
         self._look_for_topics()
+        self._look_for_backfills(self._commits)
         self._state = "healthy"
+
+    def _look_for_backfills(self, commits: GroupCommit) -> None:
+        service = BackfillService(
+            lambda: self.bindings,
+            store=self.store,
+            commits=commits,
+            clusters=self._clusters,
+            outputs_of=lambda cluster: self._outputs.setdefault(cluster, Outputs(self._clusters[cluster])),
+            clock=self._clock,
+            observer=self.on_event,
+        )
+        self._looking.append(asyncio.get_running_loop().create_task(service.run(), name="look for backfills"))
+        if self._backfills is not None:
+            self._backfills.set_result(service)
 
     def _make_pools(self) -> "dict[tuple[str, str], dict[str, Replayers]]":
         """A pool for each binding; of each cluster and group by topic."""
@@ -295,6 +342,14 @@ class KafkaWorker:
                 stats.lag,
             )  # fmt: skip
 
+    async def _stop_backfills(self) -> None:
+        started, self._backfills = self._backfills, None
+        if started is not None and started.done():
+            await started.result().stop()
+        elif started is not None:
+            started.set_exception(BackfillInterrupted("the worker stopped before it had started"))
+            started.exception()
+
     async def _shut_down(self) -> None:
         if self._pools:
             self._report()
@@ -303,7 +358,7 @@ class KafkaWorker:
         for task in self._looking:
             task.cancel()
         await asyncio.gather(*self._looking, return_exceptions=True)
-        await _all_of(group.stop() for group in self._groups)
+        await _all_of([*(group.stop() for group in self._groups), self._stop_backfills()])
         await _all_of(pool.stop() for pool in self._pools)
         if self._commits is not None:
             await self._commits.close()
