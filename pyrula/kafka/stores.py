@@ -2,7 +2,6 @@
 
 from typing import Protocol
 
-from pyrula.kafka.attended import AttendingStore
 from pyrula.workflows.client.trigger import TriggerStore
 from pyrula.workflows.store.backfills import BackfillStore
 from pyrula.workflows.store.port import SourceStore
@@ -10,6 +9,6 @@ from pyrula.workflows.store.port import SourceStore
 __all__ = ["WorkerStore"]
 
 
-class WorkerStore(SourceStore, TriggerStore, BackfillStore, AttendingStore, Protocol):
+class WorkerStore(SourceStore, TriggerStore, BackfillStore, Protocol):
     """Journals of partitions, triggers for what bodies feed to other workflows, backfills, and runs that others take part
     in."""
