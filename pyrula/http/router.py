@@ -15,6 +15,7 @@ from pyrula.http.schedules import ScheduleRoutes
 from pyrula.http.streams import StreamRoutes
 from pyrula.http.talking import TalkRoutes
 from pyrula.http.tokens import Tokens
+from pyrula.http.triggers import TriggerRoutes
 from pyrula.http.waiting import Closing
 from pyrula.workflows.client import WorkflowClient
 from pyrula.workflows.definition import WorkflowDefinition
@@ -56,5 +57,6 @@ def run_routes(router: APIRouter, api: Api, *, on_stream: Callable[[int], None] 
     runs = RunRoutes(api)
     runs.add_to(router)
     TalkRoutes(api).add_to(router)
+    TriggerRoutes(api).add_to(router)
     StreamRoutes(api, runs, on_open=on_stream).add_to(router)
     ScheduleRoutes(api).add_to(router)

@@ -136,6 +136,7 @@ class RunRoutes:
         self, name: str, body: SubmitRequest, caller: Principal, header: str | None
     ) -> tuple[RunHandle[Any], Submission]:
         self._api.check_name(name)
+        header = None if header is None else _as_utf8(header)
         key = header if body.idempotency_key is None else body.idempotency_key
         if header is not None and header != key:
             raise invalid("idempotency_key", "differs from the header Idempotency-Key")
@@ -264,6 +265,14 @@ class RunRoutes:
     ) -> Response:
         run = await self._api.run(name, run_id, caller)
         return Response((await run.history(link=link)).to_json(), media_type="application/json")
+
+
+def _as_utf8(header: str) -> str:
+    """A header's bytes come as Latin-1, and are meant as UTF-8 where they are that."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeError:
+        return header
 
 
 def invalid(field: str, message: str) -> Refusal:
