@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar, overload
 from weakref import WeakValueDictionary
 
 from pyrula.workflows.annotations import (
@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 
 _UNSET: Final[Any] = object()
@@ -153,7 +154,13 @@ class StepDefinition(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.fn(*args, **kwargs)
 
-    def __get__(self, instance: object, owner: type | None = None) -> "StepDefinition[..., R]":
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(
+        self: "StepDefinition[Concatenate[Any, Q], R]", instance: object, owner: type | None = None
+    ) -> "StepDefinition[Q, R]": ...
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method: a definition of the bound function, with the same options."""
         return self if instance is None else self._with(fn=self.fn.__get__(instance, owner))
 
