@@ -77,7 +77,7 @@ class Binding:
         output: str | None = None,
         auto_offset_reset: OffsetReset = "earliest",
         on_out_of_range: OnOutOfRange = "earliest",
-        keep: Keep = "none",
+        keep: Keep = "failed",
         run_timeout: float | None = None,
     ) -> None:
         if not isinstance(workflow, WorkflowDefinition):

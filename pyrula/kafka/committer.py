@@ -146,6 +146,13 @@ class Committer:
                 log.warning("%s[%d]: journal not pruned: %s", partition.tp.topic, partition.tp.partition, error)
                 return
         partition.pruned(below)
+        if partition.addresses is not None:
+            try:
+                await partition.addresses.passed(below)
+            except LeaseLost:
+                self._fenced(partition)
+            except StoreError as error:
+                log.warning("%s[%d]: its board is not cleared: %s", partition.tp.topic, partition.tp.partition, error)
 
     async def stop(self) -> None:
         """End what still goes on in the background."""

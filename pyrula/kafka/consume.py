@@ -14,6 +14,7 @@ from typing import Any
 
 from aiokafka import ConsumerRecord, TopicPartition
 
+from pyrula.kafka.addresses import AddressBook
 from pyrula.kafka.assignment import Assignment, LettingGo
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.client import BrokerError, GroupClient, Membership, MembershipLost, OutOfRange, Unreadable
@@ -53,8 +54,10 @@ class GroupConsumer:
         options: KafkaOptions,
         budget: Callable[[], tuple[int, int]],
         observer: Callable[[], Observer | None],
+        book: AddressBook | None = None,
     ) -> None:
         self.group = group
+        self._book = book
         self.client = GroupClient(options, group, sorted(pools), options.isolation_level)
         self.assignment: Assignment | None = None
         self.problem: str | None = None
@@ -269,7 +272,7 @@ class GroupConsumer:
         async def probe(tp: TopicPartition, offset: int) -> Raw | None:
             return await self._probe(assignment, tp, offset)
 
-        opener = Opener(self.client, self._store, assignment, bindings, sources, probe)
+        opener = Opener(self.client, self._store, assignment, bindings, sources, probe, self._book)
         left = partitions
         while left and self.assignment is assignment:
             try:
@@ -343,6 +346,8 @@ class GroupConsumer:
             triggers=self._store,
         )
         assignment.partitions[tp] = partition
+        if self._book is not None and opened.registered is not None:
+            self._book.open(partition, opened.registered, lambda: client.end(tp))
         pool.add(partition)
         client.seek(tp, opened.start)
         client.resume(tp)

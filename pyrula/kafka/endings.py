@@ -34,6 +34,21 @@ class RunTimeout(PyrulaError):
     """A run took longer than its binding's run_timeout."""
 
 
+class NoNextLink(PyrulaError):
+    """The run of a record asked to continue as new."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(
+            f"run {run_id} is of a record, whose offset can't wait for a chain of runs: instead of "
+            "ctx.continue_as_new(params) start the next part by ctx.start_child(workflow, params, "
+            'on_parent_close="abandon"), and let this run end'
+        )
+
+    def __reduce__(self) -> tuple[type["NoNextLink"], tuple[str]]:
+        return type(self), (self.run_id,)
+
+
 class RunEndings:
     """The endings of one binding's runs."""
 
@@ -51,6 +66,8 @@ class RunEndings:
     def end(self, run: RecordRun, outcome: Outcome) -> None:
         """Take over a run whose body has ended, been cut, or stands where today's code can't follow."""
         partition = run.partition
+        if partition.addresses is not None:
+            partition.addresses.on_outcome(run, outcome)
         if run.leftovers:
             self.pool.linger(partition, run.origin, run.leftovers)
             if not partition.closed:
@@ -68,8 +85,15 @@ class RunEndings:
             self._failed(run, outcome.error)
         elif outcome.status == "cancelled":
             self._when_durable(run, partial(self._finish, run, "cancelled", None))
+        elif outcome.status == "paused" and outcome.error is None:
+            self._when_durable(run, partial(self._paused, run))
+        elif outcome.status == "paused" and run.cancel_requested:
+            self._finish(run, "cancelled", None)
         elif outcome.status == "paused":
             self._mismatch(run, outcome)
+        elif outcome.status == "continued_as_new":
+            self.pool.stats.failed += 1
+            self._when_durable(run, partial(self._dispose, partition, run.origin, NoNextLink(run.run_id), run))
         elif run.expired:
             self._failed(run, RunTimeout(f"the run took longer than run_timeout={self.pool.binding.run_timeout} s"))
         else:
@@ -151,6 +175,8 @@ class RunEndings:
             again = run.retry()
             assert isinstance(again, RecordRun)
             again.started = run.started
+            if again.host is not partition:
+                partition.addressed[run.origin.offset].next_round(again)
             delay = retry.delay_for(error, run.attempt, random())
             pool.stats.retried += 1
             self._tell("retrying", partition, run.origin, run.attempt, _one_line(error), run.started)
@@ -168,6 +194,8 @@ class RunEndings:
 
     def _dispose(self, partition: Partition, record: Raw, error: BaseException, run: RecordRun | None) -> None:
         """The last word on a record that failed, by the binding's on_failure. No run: it couldn't be made one."""
+        if partition.addresses is not None:
+            partition.addresses.on_failure(record, error)
         binding, text = self.pool.binding, _one_line(error)
         attempts, since = (0, monotonic()) if run is None else (run.attempt, run.started)
         if binding.on_failure == "skip":
@@ -217,8 +245,25 @@ class RunEndings:
     def _settle(
         self, kind: EventKind, partition: Partition, record: Raw, attempts: int, text: str | None, since: float
     ) -> None:
-        """The record needs nothing more."""
-        if not partition.closed:
+        """The record needs nothing more: if that is to be on record, first of all."""
+        attended = partition.addressed.get(record.offset) if partition.addressed else None
+        if attended is None:
+            self._settled(kind, partition, record, attempts, text, since)
+        else:
+            end = partial(self._settled, kind, partition, record, attempts, text, since)
+            attended.finish(kind if kind in ("completed", "cancelled") else "failed", end)
+
+    def _settled(
+        self,
+        kind: EventKind,
+        partition: Partition,
+        record: Raw,
+        attempts: int,
+        text: str | None,
+        since: float,
+        unwritten: Exception | None = None,
+    ) -> None:
+        if not partition.closed and unwritten is None:
             partition.complete(record)
             stats = self.pool.stats
             setattr(stats, kind, getattr(stats, kind) + 1)
@@ -231,6 +276,8 @@ class RunEndings:
             f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}: {text}"
         )
         log.error("%s[%d] offset %d is held: %s", partition.tp.topic, partition.tp.partition, record.offset, text)
+        if partition.addresses is not None and not partition.closed:
+            partition.addresses.hold(record, text)
         self._tell(kind, partition, record, attempts, text, since)
         self._release(partition)
 
@@ -247,6 +294,28 @@ class RunEndings:
             log.error("binding %s is paused: %s", pool.binding.name, pool.halted)
         assert outcome.error is not None
         self._hold("paused", run.partition, run.origin, run.attempt, str(outcome.error), run.started)
+
+    def over(self, partition: Partition, record: Raw) -> None:
+        """The record's run had ended before, and only its offset was still open."""
+        if not partition.closed:
+            partition.complete(record)
+        self._release(partition)
+
+    def cancel(self, partition: Partition, record: Raw) -> None:
+        """The record's run was cancelled while it had no body."""
+        partition.stopped.pop(record.offset, None)
+        self._settle("cancelled", partition, record, 0, None, monotonic())
+
+    def again(self, partition: Partition, record: Raw, run: RecordRun | None) -> None:
+        """A held record is to go on: by this run, or from its beginning."""
+        partition.stopped.pop(record.offset, None)
+        if not partition.closed:
+            partition.lanes.ready.appendleft(record if run is None else run)
+            self.pool.offer(partition)
+
+    def _paused(self, run: RecordRun) -> None:
+        self.pool.stats.paused += 1
+        self._hold("paused", run.partition, run.origin, run.attempt, "paused by a client", run.started)
 
     def _tell(
         self,

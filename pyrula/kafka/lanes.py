@@ -9,7 +9,7 @@ or waits, so memory follows the records, not the keys ever seen.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from pyrula.kafka.binding import Ordering
@@ -69,6 +69,12 @@ class Lanes(Generic[R]):
         if self._ordering == "key":
             return key
         return _WHOLE if self._ordering == "partition" else None
+
+    def waiting(self) -> Iterator[R]:
+        """All that haven't been let go, in no order that means anything. For rare questions only."""
+        yield from self.ready
+        for queue in self._lanes.values():
+            yield from queue or ()
 
     def leave(self, record: R) -> None:
         """The record, head of its lane until now, has ended: the next one becomes ready."""

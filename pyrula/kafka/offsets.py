@@ -56,6 +56,10 @@ class OffsetTracker:
         at = bisect_right(self._starts, offset) - 1
         return at >= 0 and offset < self._ends[at]
 
+    def is_over(self, offset: int) -> bool:
+        """True if the offset is known to need nothing more: done, or no record."""
+        return self.is_done(offset) or (offset < self._position and offset not in self._pending)
+
     def add(self, offset: int) -> None:
         """One record was read. As `extend`."""
         self.extend((offset,))

@@ -10,9 +10,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from aiokafka import TopicPartition
 
+from pyrula.kafka.addresses import AddressBook, Registered
 from pyrula.kafka.assignment import Assignment
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.client import BrokerError, Committed, GroupClient, MetadataTooLarge
@@ -38,6 +40,8 @@ class Opened:
     known: Witness | None
     anchor: Witness | None
     lost: int
+    another_log: bool = False
+    registered: Registered | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class Opener:
         bindings: Mapping[TopicPartition, Binding],
         sources: Mapping[TopicPartition, bytes],
         probe: Probe,
+        book: AddressBook | None = None,
     ) -> None:
         self._client = client
         self._store = store
@@ -73,6 +78,7 @@ class Opener:
         self._bindings = bindings
         self._sources = sources
         self._probe = probe
+        self._book = book
 
     async def open(
         self, partitions: Iterable[TopicPartition]
@@ -219,9 +225,23 @@ class Opener:
         if isinstance(start, NotOpened):
             return start
         try:
-            return await self._opened(tp, claim, start)
+            return await self._registered(tp, await self._opened(tp, claim, start), start)
         except (BrokerError, StoreError) as error:
             return Postponed(str(error))
+
+    async def _registered(self, tp: TopicPartition, opened: Opened | NotOpened, start: "_Start") -> Opened | NotOpened:
+        """Before anything of it starts, what was sent to its runs is known."""
+        if self._book is None or isinstance(opened, NotOpened):
+            return opened
+        over: Literal["nothing", "ended", "everything"] = "nothing"
+        if opened.another_log:
+            over = "everything"
+        elif isinstance(start.map, Foreign) and opened.claim.below is not None:
+            over = "ended"
+        registered = await self._book.register(
+            self._bindings[tp], tp.topic, tp.partition, self._sources[tp], opened.claim.token, opened.start, over
+        )
+        return replace(opened, registered=registered)
 
     async def _opened(self, tp: TopicPartition, claim: Claim, start: "_Start") -> Opened | NotOpened:
         """Believe the map and the journal if they are of this log."""
@@ -239,6 +259,7 @@ class Opener:
         if witness is None and claim.rows and claim.witness is not None:
             witness = Witness.from_bytes(claim.witness)
         same = None if witness is None else await self._same_log(tp, witness, start)
+        another = False
         if same is False or (isinstance(start.map, Foreign) and start.map.anchor is not None):
             offset, told = await self._elsewhere(tp, start, known)
             if offset != start.offset and self._bindings[tp].on_out_of_range == "stop":
@@ -248,7 +269,7 @@ class Opener:
                 tp.topic, tp.partition, told, offset
             )  # fmt: skip
             await self._store.lower_source(self._sources[tp], claim.token, offset, forget=True)
-            done, known, claim = (), None, replace(claim, rows=[], below=offset)
+            done, known, claim, another = (), None, replace(claim, rows=[], below=offset), True
         if claim.below is not None and offset < claim.below and isinstance(start.map, CommitMap):
             log.warning(
                 "%s: the committed offset %d is older than what was committed before (%d): processing starts there",
@@ -257,7 +278,7 @@ class Opener:
             offset = claim.below
         anchor = start.map.anchor
         kept = anchor if anchor is not None and anchor.offset < offset else None
-        return Opened(claim, offset, done, known, kept, start.lost)
+        return Opened(claim, offset, done, known, kept, start.lost, another)
 
     async def _elsewhere(self, tp: TopicPartition, start: "_Start", known: Witness | None) -> tuple[int, str]:
         """Where to start in a log that holds another record than was committed for, and what became of it.

@@ -22,10 +22,11 @@ from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.client.trigger import TriggerStore, feed
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import LeaseLost
-from pyrula.workflows.execution import Execution
+from pyrula.workflows.execution import Execution, Outcome
 from pyrula.workflows.group_commit import Flush, GroupCommit
 from pyrula.workflows.replay.journal import Entry, Journal, decode_row, encode_row
 from pyrula.workflows.store.port import Row, Token
+from pyrula.workflows.store.record_changes import RecordChange
 from pyrula.workflows.worker.patience import ask_until_answered
 
 log = logging.getLogger("pyrula.kafka")
@@ -92,6 +93,44 @@ class Bounds:
         self.window_bytes = window_bytes
 
 
+class Attended(Protocol):
+    """A run that others may take part in."""
+
+    async def admit(self, record: Raw) -> bool:
+        """Before it begins: whether it is to. If not, its record has been seen to."""
+
+    def begin(self, run: RecordRun) -> None:
+        """It begins, or goes on from its journal."""
+
+    def next_round(self, run: RecordRun) -> None:
+        """It failed, and begins again later."""
+
+    def let_go(self) -> None:
+        """The assignment has ended."""
+
+    def finish(self, status: str, then: Callable[[Exception | None], None]) -> None:
+        """Its record is about to be complete: write down how it ended, then go on."""
+
+
+class Attending(Protocol):
+    """Who looks after the runs of a partition that others may take part in, or that are to be kept."""
+
+    def attend(self, run: Execution, seconds: float) -> None:
+        """The body is about to do what others may take part in, or to wait for so long."""
+
+    def on_outcome(self, run: RecordRun, outcome: Outcome) -> None:
+        """A body has ended, or was cut."""
+
+    def on_failure(self, record: Raw, error: BaseException) -> None:
+        """What a record's run failed with, once and for all."""
+
+    def hold(self, record: Raw, text: str) -> None:
+        """A record can't go on until somebody says so."""
+
+    async def passed(self, below: int) -> None:
+        """Everything under an offset is committed."""
+
+
 class Partition:
     """A partition that this process has been assigned, from the first record read to the last commit."""
 
@@ -139,6 +178,10 @@ class Partition:
         self.journaled = bool(rows)
         for row in rows:
             self.journal.setdefault(row.position, []).append((row.index, row.data))
+        # Runs that others may take part in, or that are to be kept, by offset; who looks after them, if anybody does.
+        self.addressed: dict[int, Attended] = {}
+        self.addresses: Attending | None = None
+        self.on_close: Callable[[], None] | None = None
         self._journal_bytes: dict[int, int] = {}
         self._live_bytes = 0
         self._highest: Raw | None = None
@@ -212,6 +255,29 @@ class Partition:
 
     def append(self, run: Execution, index: int, entry: Entry | None) -> None:
         """Host of runs: queue a row for the next group commit."""
+        data = self.row_of(run, entry)
+        flush = self._queue.add(run.origin.offset, index, data)  # type: ignore[attr-defined]
+        run.flush = flush
+        if flush is not self._flush:
+            self._flush = flush
+            flush.on_done(self._flushed)
+
+    def attend(self, run: Execution, seconds: float) -> None:
+        """Host of runs: the body is about to do what others may take part in, or to wait for so long."""
+        if self.addresses is not None:
+            self.addresses.attend(run, seconds)
+
+    def change(self, take: Callable[[], RecordChange]) -> Flush:
+        """Queue a change of a run for the next group commit; it has rows of its own."""
+        self.journaled = True
+        flush = self._queue.change(take)
+        if flush is not self._flush:
+            self._flush = flush
+            flush.on_done(self._flushed)
+        return flush
+
+    def row_of(self, run: Execution, entry: Entry | None) -> bytes:
+        """A row as it is stored. It counts as journaled."""
         assert isinstance(run, RecordRun)
         record: Raw = run.origin
         if run.print is None:
@@ -224,11 +290,7 @@ class Partition:
         self._journal_bytes[bucket] = self._journal_bytes.get(bucket, 0) + len(data)
         self._live_bytes += len(data)
         self.journaled = True
-        flush = self._queue.add(offset, index, data)
-        run.flush = flush
-        if flush is not self._flush:
-            self._flush = flush
-            flush.on_done(self._flushed)
+        return data
 
     def _flushed(self, error: Exception | None) -> None:
         if error is not None and not self.closed:
@@ -287,6 +349,14 @@ class Partition:
                 self._triggers.forget_event(event)
 
         cast(Flush, run.flush).on_done(forget)
+
+    def is_over(self, offset: int) -> bool:
+        """Whether no record at `offset` needs anything more."""
+        return self.tracker.is_over(offset)
+
+    def is_queued(self, offset: int) -> bool:
+        """Whether the record at `offset` waits for its turn, and nothing of it has begun."""
+        return any(type(head) is not RecordRun and head.offset == offset for head in self.lanes.waiting())
 
     async def emptied(self) -> None:
         """Until none of its bodies runs any more."""
@@ -360,6 +430,8 @@ class Partition:
     def close(self) -> None:
         """End of the assignment: nothing of it starts, completes or is journaled from here on."""
         self.closed = True
+        if self.on_close is not None:
+            self.on_close()
         for task in self.background:
             task.cancel()
         self.lanes.clear()

@@ -182,9 +182,14 @@ def stream_digest(cluster: str, group: str, topic: str) -> str:
     return b32encode(digest).decode().lower()[:10]
 
 
+def address_of(cluster: str, group: str, topic: str, partition: int) -> str:
+    """What the ids of a partition's runs have between shard and offset."""
+    return f"k{stream_digest(cluster, group, topic)}-{partition}"
+
+
 def run_id(shard: int, cluster: str, group: str, topic: str, partition: int, offset: int, incarnation: int = 1) -> str:
     """The id of the run of a record; the incarnation is written from the second on."""
-    base = f"{shard:02x}-k{stream_digest(cluster, group, topic)}-{partition}-{offset}"
+    base = f"{shard:02x}-{address_of(cluster, group, topic, partition)}-{offset}"
     return base if incarnation == 1 else f"{base}.{incarnation}"
 
 

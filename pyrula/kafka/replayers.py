@@ -62,9 +62,12 @@ class Replayers:
         self._idle: list[asyncio.Future[None]] = []
         self._waking = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        # Runs that stand still hold no slot, though their replayer waits for them; those that come back do need one.
+        self._resting = 0
+        self._returning: deque[tuple[Partition, Callable[[], bool]]] = deque()
         self._busy_lanes: dict[tuple[TopicPartition, object], asyncio.Future[Any]] = {}
         self._run_timeout = binding.run_timeout
-        self._plain = binding.output is None
+        self._plain = binding.output is None and binding.keep != "all"
         self.standing = Standing()
         self.on_completed: Callable[[RecordRun], None] | None = None
 
@@ -114,7 +117,7 @@ class Replayers:
                 self._waking += 1
                 waiter.set_result(None)
                 return
-        if len(self._tasks) < self._limit:
+        if len(self._tasks) < self._limit + self._resting:
             self._waking += 1
             task = asyncio.get_running_loop().create_task(self._replay(), name=f"replayer {self.binding.name}")
             self._tasks.add(task)
@@ -155,6 +158,33 @@ class Replayers:
         partition.in_flight -= 1
         if partition.in_flight < self._reserve and partition in self._partitions:
             self._unused_reserve += 1
+        if self._returning:
+            self._let_back()
+
+    def rest(self, partition: Partition) -> None:
+        """A run stands still: its slot is free."""
+        self._resting += 1
+        self.leave(partition)
+        self.offer(partition)
+
+    def come_back(self, partition: Partition, take: Callable[[], bool]) -> None:
+        """A run that stands still wants its slot: `take` is called when there is one, and says if it still needs it."""
+        self._returning.append((partition, take))
+        self._let_back()
+
+    def enter(self, partition: Partition, *, rested: bool) -> None:
+        """A run takes a slot, be there one or not."""
+        if partition.in_flight < self._reserve and partition in self._partitions:
+            self._unused_reserve -= 1
+        partition.in_flight += 1
+        self.in_flight += 1
+        self._resting -= rested
+
+    def _let_back(self) -> None:
+        while self._returning and self.in_flight < self._limit:
+            partition, take = self._returning.popleft()
+            if take():
+                self.enter(partition, rested=True)
 
     async def _replay(self) -> None:
         loop = asyncio.get_running_loop()
@@ -176,7 +206,7 @@ class Replayers:
             self.in_flight += 1
             try:
                 now = monotonic()
-                if now > self.standing.until or self._busy_lanes or type(head) is RecordRun:
+                if now > self.standing.until or self._busy_lanes or type(head) is RecordRun or partition.addressed:
                     partition.waiting += 1
                     try:
                         run = await self._run_later(partition, head)
@@ -231,19 +261,26 @@ class Replayers:
             if partition not in self._partitions:
                 self.leave(partition)
                 return None
-        if type(head) is RecordRun:
-            return head
-        if self._busy_lanes:
+        record = head.origin if type(head) is RecordRun else head
+        if self._busy_lanes and record is head:
             await self._former_body(partition, head)
-            if partition not in self._partitions:
-                self.leave(partition)
-                return None
-        return self._new_run(partition, head, monotonic())
+        attended = partition.addressed.get(record.offset)
+        if attended is not None and not await attended.admit(record):
+            return None
+        if partition not in self._partitions:
+            self.leave(partition)
+            return None
+        run = head if type(head) is RecordRun else self._new_run(partition, head, monotonic())
+        attended = partition.addressed.get(record.offset)
+        if attended is not None and run is not None and run.host is partition:
+            attended.begin(run)
+        return run
 
     def _ended(self, run: RecordRun, outcome: Outcome) -> None:
         """A body has ended. One that asked for nothing is done here; for the rest see the endings."""
-        if outcome.status == "completed" and run.flush is None and run.outputs is None and self._plain:
-            partition = run.partition
+        partition = run.partition
+        plain = self._plain and run.host is partition
+        if outcome.status == "completed" and run.flush is None and run.outputs is None and plain:
             partition.complete(run.origin)
             self.leave(partition)
             if not partition.in_rotation and partition.lanes.ready:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from pyrula.kafka.attended import AttendingStore
 from pyrula.workflows.client.trigger import TriggerStore
 from pyrula.workflows.store.backfills import BackfillStore
 from pyrula.workflows.store.port import SourceStore
@@ -9,6 +10,5 @@ from pyrula.workflows.store.port import SourceStore
 __all__ = ["WorkerStore"]
 
 
-class WorkerStore(SourceStore, TriggerStore, BackfillStore, Protocol):
-    """Journals of partitions, triggers for what bodies feed to other workflows, backfills, and runs that others take part
-    in."""
+class WorkerStore(SourceStore, TriggerStore, BackfillStore, AttendingStore, Protocol):
+    """Journals of partitions, triggers for what bodies feed to other workflows, backfills, and records' runs."""

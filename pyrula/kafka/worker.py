@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+from pyrula.kafka.addresses import AddressBook
 from pyrula.kafka.backfill.alone import run_alone
 from pyrula.kafka.backfill.counting import count_records
 from pyrula.kafka.backfill.definition import Backfill
@@ -84,6 +85,7 @@ class KafkaWorker:
         self._backfills: asyncio.Future[BackfillService] | None = None
         self._topics: dict[GroupConsumer, TopicWatch] = {}
         self._looking: list[asyncio.Task[None]] = []
+        self._book = AddressBook(store, self._clock)
         self._oldest = OldestWatch()
         self._reported = monotonic()
 
@@ -231,6 +233,7 @@ class KafkaWorker:
     async def _start(self) -> None:
         await self.store.open()
         self._commits = GroupCommit(self.store.append_rows)
+        self._book.start()
         groups = self._make_pools()
         for (cluster, group), pools in groups.items():
             consumer = GroupConsumer(
@@ -241,6 +244,7 @@ class KafkaWorker:
                 options=self._clusters[cluster],
                 budget=self._budget_of(self._clusters[cluster]),
                 observer=lambda: self.on_event,
+                book=self._book,
             )
             self._groups.append(consumer)
         await asyncio.gather(*(group.start() for group in self._groups))
@@ -272,6 +276,7 @@ class KafkaWorker:
             pool = Replayers(binding, endings, self._clock)
             pool.on_completed = endings.completed_at_once if self.on_event is not None else None
             endings.pool = pool
+            self._book.serve(binding, pool, endings)
             self._pools.append(pool)
             self._endings.append(endings)
             topics = groups.setdefault((binding.cluster, binding.group), {})
@@ -362,6 +367,7 @@ class KafkaWorker:
         await _all_of(pool.stop() for pool in self._pools)
         if self._commits is not None:
             await self._commits.close()
+        await self._book.stop()
         await _all_of(outputs.stop() for outputs in self._outputs.values())
         await self.store.close()
 

@@ -38,7 +38,7 @@ def test_what_a_binding_says_when_nothing_is_said() -> None:
     assert binding.on_failure == "dead_letter"
     assert binding.dead_letter_topic_of("orders") == "orders.billing.dlq"
     assert (binding.value_serde, binding.output, binding.run_timeout) == (None, None, None)
-    assert (binding.auto_offset_reset, binding.on_out_of_range, binding.keep) == ("earliest", "earliest", "none")
+    assert (binding.auto_offset_reset, binding.on_out_of_range, binding.keep) == ("earliest", "earliest", "failed")
     assert repr(binding) == "<Binding charge_order to billing/orders>"
 
 

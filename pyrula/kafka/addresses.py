@@ -1,0 +1,313 @@
+"""The addresses of records' runs in this process: what clients do to them is noticed here and brought to the run.
+
+Each partition is registered in the store before anything of it starts, and its holder told of every run that somebody
+has addressed. From then on wake-ups say where to look, and one look a second at what has changed makes up for those
+that were missed. A record that nobody addresses costs nothing here.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final, Literal
+
+from pyrula.kafka.attended import PARK_AFTER, AttendedRun, AttendingStore, Slots, Verdict
+from pyrula.kafka.binding import Binding
+from pyrula.kafka.partition import Partition, Raw, RecordRun
+from pyrula.kafka.record import address_of
+from pyrula.workflows.clock import Clock
+from pyrula.workflows.codec import dumps
+from pyrula.workflows.errors import LeaseLost, PyrulaError, StoreError, StoreUnavailable
+from pyrula.workflows.execution import Execution, LetGo, Outcome
+from pyrula.workflows.store.lifecycle import RunStatus
+from pyrula.workflows.store.payloads import Failure, encode_refusal, failure_of
+from pyrula.workflows.store.port import Token
+from pyrula.workflows.store.record_changes import RecordId
+from pyrula.workflows.store.record_places import answer_where
+from pyrula.workflows.store.records import ENDED, WHERE, Registration
+from pyrula.workflows.store.runs import Query, Subscription
+
+__all__ = ["AddressBook", "Addresses"]
+
+log = logging.getLogger("pyrula.kafka")
+
+POLL_SECONDS: Final = 1.0
+QUERY_SECONDS: Final = 10.0
+
+
+class Addresses:
+    """The addressed runs of one partition, from its opening to its end."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        registration: Registration,
+        board: dict[int, int],
+        store: AttendingStore,
+        slots: Slots,
+        verdict: Verdict,
+        clock: Clock,
+        end: Callable[[], int | None],
+    ) -> None:
+        self.partition = partition
+        self.registration = registration
+        self.news = -1
+        self._end = end
+        self._store = store
+        self._slots = slots
+        self._verdict = verdict
+        self._clock = clock
+        self._counts: dict[int, int] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._look_again = False
+        self._answering: set[asyncio.Task[None]] = set()
+        for position, count in board.items():
+            if count == ENDED:
+                self._of(position).ended = True
+                self._counts[position] = ENDED
+            elif not partition.is_over(position):
+                self._of(position)
+
+    def _of(self, position: int) -> AttendedRun:
+        attended = self.partition.addressed.get(position)
+        if attended is None:
+            attended = AttendedRun(self.partition, position, self._store, self._slots, self._verdict, self._clock)
+            self.partition.addressed[position] = attended
+            self._counts.setdefault(position, 0)
+        assert isinstance(attended, AttendedRun)
+        return attended
+
+    # what the partition and its endings call
+
+    def attend(self, run: Execution, seconds: float) -> None:
+        """The body is about to do what others may take part in, or to wait for so long."""
+        if seconds > PARK_AFTER and run.host is self.partition:
+            assert isinstance(run, RecordRun)
+            self._of(run.origin.offset).begin(run)
+
+    def on_outcome(self, run: RecordRun, outcome: Outcome) -> None:
+        """A body has ended. One that is to be kept for what it returned is attended from now on."""
+        if run.host is not self.partition or self.partition.binding.keep == "all":
+            self._of(run.origin.offset).on_outcome(outcome)
+
+    def on_failure(self, record: Raw, error: BaseException) -> None:
+        """What a record's run failed with, once and for all."""
+        if record.offset in self.partition.addressed or self.partition.binding.keep != "none":
+            self._of(record.offset).on_failure(error)
+
+    def hold(self, record: Raw, text: str) -> None:
+        """A record can't go on until somebody says so."""
+        self._of(record.offset).hold(record, text)
+
+    async def passed(self, below: int) -> None:
+        """Everything under an offset is committed."""
+        positions = [position for position in self._counts if position < below]
+        if positions:
+            await self._store.pass_records(self.registration, self.partition.token, below, positions)
+            for position in positions:
+                del self._counts[position]
+                self.partition.addressed.pop(position, None)
+
+    def close(self) -> None:
+        """The partition was let go."""
+        for attended in self.partition.addressed.values():
+            attended.let_go()
+        for task in (self._looking, *self._answering):
+            if task is not None:
+                task.cancel()
+
+    # what clients did
+
+    def look(self) -> None:
+        """Somebody has done something to a run of the partition, or asked it."""
+        self._look_again = True
+        if self._looking is None and not self.partition.closed:
+            self._looking = asyncio.get_running_loop().create_task(self._look(), name=f"look at {self.partition.tp}")
+
+    async def _look(self) -> None:
+        shard, address = self.partition.shard, self.registration.address
+        try:
+            while self._look_again and not self.partition.closed:
+                self._look_again = False
+                board = await self._store.board(shard, address)
+                for position, count in board.items():
+                    await self._notice(position, count)
+                for query in await self._store.take_questions(shard, address):
+                    task = asyncio.get_running_loop().create_task(self._answer(query), name=f"query {query.name}")
+                    self._answering.add(task)
+                    task.add_done_callback(self._answering.discard)
+        except LeaseLost:
+            pass  # the next flush or commit hears of it, too
+        except StoreError as error:
+            self.news = -1
+            log.warning("%s: its runs' messages can't be read: %s", self.partition.tp, error)
+        finally:
+            self._looking = None
+
+    async def _notice(self, position: int, count: int) -> None:
+        partition = self.partition
+        if partition.closed or count == ENDED or self._counts.get(position) == count:
+            return
+        self._counts[position] = count
+        if partition.is_over(position) and position not in partition.addressed:
+            del self._counts[position]
+            record = RecordId.parse(partition.run_id(position))
+            assert record is not None
+            await self._store.forget_record(self.registration, partition.token, record)
+            return
+        attended = self._of(position)
+        run = partition.running.get(position)
+        if run is not None and run.host is partition:
+            attended.begin(run)
+        attended.look()
+
+    async def _answer(self, query: Query) -> None:
+        try:
+            async with asyncio.timeout(QUERY_SECONDS):
+                answer = await self._ask(query)
+        except TimeoutError:
+            text = f"the run didn't settle within {QUERY_SECONDS:g} s: its body is busy, or waits on something foreign"
+            answer = encode_refusal(Failure("", text))
+        except (PyrulaError, ValueError) as error:
+            answer = encode_refusal(failure_of(error))
+        with suppress(StoreUnavailable):
+            await self._store.answer(query, answer)
+
+    async def _ask(self, query: Query) -> bytes:
+        record = RecordId.parse(query.run_id)
+        partition = self.partition
+        if record is None or str(record) != partition.run_id(record.position):
+            return answer_where(None, [])
+        attended = partition.addressed.get(record.position)
+        run = partition.running.get(record.position)
+        if query.name == WHERE:
+            return self._where(record.position, attended, run)
+        if isinstance(attended, AttendedRun) and run is None:
+            run = attended.run
+        if run is None:
+            over = partition.is_over(record.position)
+            return encode_refusal(Failure("", "the run has ended" if over else "the run hasn't begun"))
+        try:
+            return await run.query(query.name, query.payload)
+        except LetGo:
+            return encode_refusal(Failure("", "the run was let go; ask again whoever has its partition now"))
+
+    def _where(self, position: int, attended: Any, run: RecordRun | None) -> bytes:
+        partition = self.partition
+        if run is not None:
+            began = self._clock.now().timestamp() - (monotonic() - run.started)
+            return answer_where(RunStatus.RUNNING, [["started", began, {"worker": "", "attempt": run.attempt}]])
+        if isinstance(attended, AttendedRun) and not attended.ended:
+            return answer_where(attended.status, [])
+        if partition.is_over(position) or position >= (self._end() or 0):
+            return answer_where(None, [])
+        return answer_where(RunStatus.QUEUED, [])
+
+
+class AddressBook:
+    """All partitions of this process whose runs can be reached."""
+
+    def __init__(self, store: AttendingStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._worker = secrets.token_hex(8)
+        self._open: dict[str, Addresses] = {}
+        self._served: dict[Binding, tuple[Slots, Verdict]] = {}
+        self._subscription: Subscription | None = None
+        self._polling: asyncio.Task[None] | None = None
+
+    def serve(self, binding: Binding, slots: Slots, verdict: Verdict) -> None:
+        """Who bounds and ends the runs of a binding."""
+        self._served[binding] = slots, verdict
+
+    def start(self) -> None:
+        """Listen and look from now on."""
+        self._subscription = self._store.on_inbox(self._worker, self._woken)
+        self._polling = asyncio.get_running_loop().create_task(self._poll(), name="look at addressed runs")
+
+    async def stop(self) -> None:
+        """End it; the partitions were let go before."""
+        if self._subscription is not None:
+            self._subscription.close()
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
+
+    async def register(
+        self,
+        binding: Binding,
+        topic: str,
+        number: int,
+        source: bytes,
+        token: Token,
+        below: int,
+        over: Literal["nothing", "ended", "everything"],
+    ) -> "Registered":
+        """Make the runs of a partition reachable. Raises LeaseLost and StoreUnavailable."""
+        about = {"cluster": binding.cluster, "group": binding.group, "topic": topic, "partition": number}
+        registration = Registration(
+            source,
+            address_of(binding.cluster, binding.group, topic, number),
+            binding.workflow.name,
+            binding.workflow.version,
+            self._worker,
+            dumps(about),
+            below,
+            over,
+        )
+        return Registered(registration, await self._store.register_source(token, registration))
+
+    def open(self, partition: Partition, registered: "Registered", end: Callable[[], int | None]) -> None:
+        """The partition begins; `end` gives the end of its log, as far as that is known."""
+        slots, verdict = self._served[partition.binding]
+        addresses = Addresses(
+            partition, registered.registration, registered.board, self._store, slots, verdict, self._clock, end
+        )
+        partition.addresses = addresses
+        key = f"{partition.shard}-{registered.registration.address}"
+        self._open[key] = addresses
+
+        def forget() -> None:
+            addresses.close()
+            if self._open.get(key) is addresses:
+                del self._open[key]
+
+        partition.on_close = forget
+
+    def _woken(self, run_id: str) -> None:
+        if not run_id:
+            for addresses in list(self._open.values()):
+                addresses.look()
+            return
+        record = RecordId.parse(run_id)
+        found = None if record is None else self._open.get(f"{record.shard}-{record.address}")
+        if found is not None:
+            found.look()
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            shards: dict[int, list[Addresses]] = {}
+            for addresses in self._open.values():
+                shards.setdefault(addresses.partition.shard, []).append(addresses)
+            with suppress(StoreUnavailable):  # who writes the journal tells of it
+                await asyncio.gather(*(self._look(shard, found) for shard, found in shards.items()))
+
+    async def _look(self, shard: int, found: list[Addresses]) -> None:
+        news = await self._store.news(shard, [one.registration.address for one in found])
+        for addresses, number in zip(found, news, strict=True):
+            if number != addresses.news:
+                addresses.news = number
+                addresses.look()
+
+
+class Registered:
+    """A partition whose runs can be reached, and what was known of them then."""
+
+    __slots__ = ("board", "registration")
+
+    def __init__(self, registration: Registration, board: dict[int, int]) -> None:
+        self.registration = registration
+        self.board = board

@@ -1,0 +1,535 @@
+"""The run of one record that takes part in more than its journal: it is talked to, waits, or is to be kept.
+
+Such a run has this as the engine's host in the partition's place, from its first need of it on. Rules: what is decided
+in one stretch is written in one change, which travels with the partition's rows and comes after those that were queued.
+A run that stands still until something durable happens rests: its body stays in memory and its lane is held, but its
+slot is free; it takes one again before anything is delivered to it. What it waits for, and how it ended, stands in the
+store.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import Context
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from pyrula.kafka.partition import Partition, Raw, RecordRun
+from pyrula.workflows.batching import TriggerEvent
+from pyrula.workflows.clock import Clock
+from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.engine.desk import Desk
+from pyrula.workflows.errors import LeaseLost, SerializationError, StoreError
+from pyrula.workflows.execution import ChildRequest, Execution, Outcome
+from pyrula.workflows.group_commit import Flush
+from pyrula.workflows.replay.journal import Entry
+from pyrula.workflows.stamps import Stamp
+from pyrula.workflows.store.events import encode_event
+from pyrula.workflows.store.lifecycle import RunStatus
+from pyrula.workflows.store.messages import (
+    WAIT_STATUS,
+    Applied,
+    Child,
+    Interrupt,
+    Parent,
+    Unread,
+    Wait,
+    earliest,
+    wakes,
+)
+from pyrula.workflows.store.payloads import Failure, encode_failure, failure_of
+from pyrula.workflows.store.record_changes import RecordChange, RecordEnd, RecordId
+from pyrula.workflows.store.records import RecordState, RecordStore
+from pyrula.workflows.store.runs import RETENTION_SECONDS, Submission, Submitted
+from pyrula.workflows.worker.patience import ask_until_answered
+
+__all__ = ["AttendedRun", "AttendingStore", "Slots", "Verdict"]
+
+log = logging.getLogger("pyrula.kafka")
+
+PARK_AFTER: Final = 1.0
+# Events alone wait so long for something to travel with.
+_EVENTS_SECONDS: Final = 0.5
+# The end of a run that isn't kept stays so long if somebody took part in it, so that who waits for it is told.
+_TOLD_SECONDS: Final = 3600
+
+
+class AttendingStore(RecordStore, Protocol):
+    """What of a store runs of records need."""
+
+    def now(self) -> float: ...
+
+    def new_run_id(
+        self, *, name: str, idempotency_key: str | None = None, parent: str | None = None, stamp: Stamp | None = None
+    ) -> str: ...
+
+    async def submit(self, submission: Submission) -> Submitted: ...
+
+
+class Slots(Protocol):
+    """What bounds how many bodies are at work."""
+
+    def rest(self, partition: Partition) -> None:
+        """One of them stands still: its slot is free."""
+
+    def come_back(self, partition: Partition, take: Callable[[], bool]) -> None:
+        """Call `take` once there is a slot; it says whether it still needs it."""
+
+    def enter(self, partition: Partition, *, rested: bool) -> None:
+        """Take a slot, be there one or not; `rested`: for one that stood still."""
+
+
+class Verdict(Protocol):
+    """What becomes of a record whose run isn't at work."""
+
+    def over(self, partition: Partition, record: Raw) -> None:
+        """Its run had ended before."""
+
+    def cancel(self, partition: Partition, record: Raw) -> None:
+        """It was cancelled."""
+
+    def again(self, partition: Partition, record: Raw, run: RecordRun | None) -> None:
+        """It is to go on: by this run, or from its journal."""
+
+
+@dataclass(slots=True)
+class _Queued:
+    """The parts of a change to be."""
+
+    rows: list[tuple[int, bytes]] = field(default_factory=list)
+    consumed: list[int] = field(default_factory=list)
+    applied: list[Applied] = field(default_factory=list)
+    opened: list[Interrupt] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    children: list[Child] = field(default_factory=list)
+    events: list[bytes] = field(default_factory=list)
+    attempt: int | None = None
+    end: RecordEnd | None = None
+
+
+class AttendedRun:
+    """The engine's host of one run, and what its partition knows of it before and after it is at work."""
+
+    park_after = PARK_AFTER
+
+    def __init__(
+        self, partition: Partition, position: int, store: AttendingStore, slots: Slots, verdict: Verdict, clock: Clock
+    ) -> None:
+        self.partition = partition
+        self.position = position
+        run_id = RecordId.parse(partition.run_id(position))
+        assert run_id is not None
+        self.run_id = run_id
+        self.run: RecordRun | None = None
+        self.ended = False
+        self.began = clock.now().timestamp()
+        self._store = store
+        self._slots = slots
+        self._verdict = verdict
+        self._clock = clock
+        self._holder = secrets.token_hex(8)
+        self._number = 0
+        self._queued = _Queued()
+        self._waits: tuple[Wait, ...] = ()
+        self._status = RunStatus.RUNNING
+        self._reason: bytes | None = None
+        self._on_its_way = False
+        self._flush: Flush | None = None
+        self._lazy: asyncio.TimerHandle | None = None
+        self._open: set[str] = set()
+        self._has_children = False
+        self._hydrated = False
+        self._unread: dict[int, Unread] = {}
+        self._given = 0
+        self._restarts = 0
+        self._reading: asyncio.Task[None] | None = None
+        self._read_again = False
+        self._known: asyncio.Future[None] | None = None
+        self._resting = False
+        self._returning = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._held: tuple[Raw, RecordRun | None] | None = None
+        self._outcome: Outcome | None = None
+        self._failure: Failure | None = None
+
+    # what the engine calls
+
+    def append(self, run: Execution, index: int, entry: Entry | None) -> None:
+        self._queued.rows.append((index, self.partition.row_of(run, entry)))
+        self._touch()
+
+    def consume(self, run: Any, number: int) -> None:
+        self._unread.pop(number, None)
+        if number > 0:
+            self._queued.consumed.append(number)
+            self._touch()
+
+    def apply(self, run: Any, applied: Applied) -> None:
+        self._queued.applied.append(applied)
+        self._touch()
+
+    def open(self, run: Any, interrupt: Interrupt) -> None:
+        self._open.add(interrupt.wait_id)
+        self._queued.opened.append(interrupt)
+        self._touch()
+
+    def close(self, run: Any, wait_id: str) -> None:
+        if wait_id in self._open:
+            self._open.discard(wait_id)
+            self._queued.closed.append(wait_id)
+            self._touch()
+
+    def adopt(self, run: Any, child: Child) -> None:
+        self._has_children = True
+        self._queued.children.append(child)
+        self._touch()
+
+    def event(self, run: Any, type: str, **data: Any) -> None:  # noqa: A002 - the public name
+        self._queued.events.append(encode_event(type, self._clock.now().timestamp(), **data))
+        if self._lazy is None and not self._on_its_way:
+            loop = asyncio.get_running_loop()
+            self._lazy = loop.call_later(_EVENTS_SECONDS, self._touch, context=Context())
+
+    def durable(self, run: Execution) -> Awaitable[None] | None:
+        return self.partition.durable(run)
+
+    def record(self, run: Execution) -> object | None:
+        return self.partition.record(run)
+
+    async def trigger(self, run: Execution, definition: WorkflowDefinition[..., Any], event: TriggerEvent) -> str:
+        return await self.partition.trigger(run, definition, event)
+
+    def triggered(self, run: Execution, event: TriggerEvent) -> None:
+        self.partition.triggered(run, event)
+
+    def tenant(self, run: Any) -> tuple[str, Any]:
+        return "", None
+
+    def new_child_id(self, run: Any, name: str, stamp: Stamp | None) -> str:
+        return self._store.new_run_id(name=name, parent=str(self.run_id), stamp=stamp)
+
+    async def submit(self, run: Any, request: ChildRequest) -> None:
+        submission = Submission(
+            request.run_id,
+            request.name,
+            request.params,
+            version=request.version,
+            stamp=request.stamp,
+            parent=Parent(str(self.run_id), request.run_id),
+        )
+        await ask_until_answered(lambda: self._store.submit(submission))
+
+    def idle(self, run: Any) -> None:
+        if not self._resting:
+            asyncio.get_running_loop().call_soon(self._rest, context=Context())
+
+    # writing
+
+    def _touch(self) -> None:
+        if self._lazy is not None:
+            self._lazy.cancel()
+            self._lazy = None
+        if self._on_its_way or self.ended or self.partition.closed:
+            return
+        self._on_its_way = True
+        self._flush = self.partition.change(self._take)
+        if self.run is not None:
+            self.run.flush = self._flush
+
+    def _take(self) -> RecordChange:
+        self._number += 1
+        self._on_its_way = False
+        leaving, self._queued = self._queued, _Queued()
+        return RecordChange(
+            self.run_id,
+            self._holder,
+            self._number,
+            status=self._status,
+            waits=self._waits,
+            error=self._reason,
+            attempt=leaving.attempt,
+            rows=leaving.rows,
+            consumed=leaving.consumed,
+            applied=leaving.applied,
+            opened=leaving.opened,
+            closed=leaving.closed,
+            children=leaving.children,
+            events=leaving.events,
+            end=leaving.end,
+        )
+
+    # its beginning
+
+    async def admit(self, record: Raw) -> bool:
+        """Before its run begins: whether it is to. If not, its record has been seen to."""
+        if not (self.ended or self._hydrated):
+            await self._read()
+        if self.ended and self._flush is not None:
+            with suppress(StoreError):  # then the partition is about to be dropped
+                await self._flush.wait()
+        if self.partition.closed:
+            return True
+        if self.ended:
+            self._verdict.over(self.partition, record)
+            return False
+        if self._cancelled() and record.offset not in self.partition.journal:
+            self._cancel(record)
+            return False
+        return True
+
+    def begin(self, run: RecordRun) -> None:
+        """This executes the run from now on: a body that hasn't begun, or one that goes on."""
+        if self.run is None:
+            self.event(run, "started", worker="", attempt=run.attempt)
+        self.run = run
+        run.host = self
+        self._held = None
+        self._status, self._waits, self._reason = RunStatus.RUNNING, (), None
+        self._hand_over(run)
+
+    def next_round(self, run: RecordRun) -> None:
+        """The run failed and begins again, later."""
+        run.desk = None
+        run.flush = self._flush
+        self.run = run
+        self._queued.attempt = run.attempt
+        self.event(run, "retried", attempt=run.attempt)
+        self._status, self._waits = RunStatus.RETRYING, ()
+        self._hand_over(run)
+
+    def _hand_over(self, run: RecordRun) -> None:
+        if run.desk is None:
+            run.desk = Desk()
+        for number in sorted(self._unread):
+            self._given = max(self._given, number)
+            run.deliver(self._unread[number])
+        self._touch()
+
+    # messages
+
+    def look(self) -> None:
+        """Somebody has done something to the run."""
+        self._read_again = True
+        if self._reading is None and not self.ended:
+            loop = asyncio.get_running_loop()
+            self._reading = Context().run(loop.create_task, self._look(), name=f"messages of {self.run_id}")
+
+    async def _look(self) -> None:
+        try:
+            while self._read_again and not self.ended and not self.partition.closed:
+                self._read_again = False
+                await self._read()
+                self._see_to_it()
+        except StoreError as error:
+            log.warning("run %s: its messages can't be read: %s", self.run_id, error)
+        finally:
+            self._reading = None
+
+    async def _read(self) -> None:
+        seen = max(self._given, max(self._unread, default=0))
+        state = await ask_until_answered(lambda: self._store.read_record(self.run_id, seen))
+        self._hydrated = True
+        if state is not None:
+            self._take_in(state)
+
+    def _take_in(self, state: RecordState) -> None:
+        for unread in state.messages:
+            if unread.number > self._given:
+                self._unread.setdefault(unread.number, unread)
+        self._open.update(interrupt.wait_id for interrupt in state.interrupts)
+        if state.restarts > self._restarts:
+            self._restarts = state.restarts
+            if self._held is not None:
+                self._go_on()
+        self._deliver()
+
+    def _deliver(self) -> None:
+        run = self.run
+        if run is None or self.ended:
+            return
+        for number in sorted(number for number in self._unread if number > self._given):
+            self._given = number
+            unread = self._unread[number]
+            run.deliver(unread)
+            if self._resting and wakes(self._waits, unread.message.kind, unread.message.name):
+                self._wake()
+
+    def _cancelled(self) -> bool:
+        return bool(self._cancels())
+
+    def _cancels(self) -> list[int]:
+        return [number for number, unread in self._unread.items() if unread.message.kind == "cancel"]
+
+    def _see_to_it(self) -> None:
+        """A cancel of a run that has no body to clean up."""
+        if not self._cancelled() or self.ended or self.partition.closed:
+            return
+        if self._held is not None:
+            record, _ = self._held
+            self._slots.enter(self.partition, rested=False)
+            self._cancel(record)
+        elif self.position not in self.partition.journal and self.partition.is_queued(self.position):
+            # for everybody else it has ended; its offset completes when its turn comes
+            self._queued.consumed += self._cancels()
+            self.finish("cancelled", None)
+
+    def _cancel(self, record: Raw) -> None:
+        self._queued.consumed += self._cancels()
+        self._held = None
+        self._verdict.cancel(self.partition, record)
+
+    # standing still
+
+    def _rest(self) -> None:
+        run = self.run
+        if run is None or self._resting or self.ended or self.partition.closed or run.stopped is not None:
+            return
+        waits = run.hold()
+        if waits is None:
+            return
+        self._resting = True
+        if (WAIT_STATUS[waits[0].kind], waits) != (self._status, self._waits):
+            self._status, self._waits = WAIT_STATUS[waits[0].kind], waits
+            self.event(run, "waiting", waits=[wait._asdict() for wait in waits])
+            self._touch()
+        due = earliest(waits)
+        if due is not None:
+            loop = asyncio.get_running_loop()
+            left = max(0.0, due - self._clock.now().timestamp())
+            self._timer = loop.call_later(left, self._wake, context=Context())
+        self._slots.rest(self.partition)
+
+    def _wake(self) -> None:
+        if self._resting and not self._returning:
+            self._returning = True
+            self._slots.come_back(self.partition, self._back)
+
+    def _back(self) -> bool:
+        self._returning = False
+        if not self._resting:
+            return False
+        self._awake()
+        assert self.run is not None
+        self.run.go_on()
+        return True
+
+    def _awake(self) -> None:
+        self._resting = False
+        self._status, self._waits = RunStatus.RUNNING, ()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # its end
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """Its body has ended, or was cut. If it stood still it takes its slot again, so that it can be given back."""
+        if self._resting:
+            self._awake()
+            self._slots.enter(self.partition, rested=True)
+        self._outcome = outcome
+
+    def on_failure(self, error: BaseException) -> None:
+        """What it failed with, once and for all."""
+        self._failure = failure_of(error)
+
+    def hold(self, record: Raw, text: str) -> None:
+        """It can't go on until somebody says so."""
+        outcome = self._outcome
+        if outcome is not None and outcome.status == "paused" and outcome.error is None:
+            reason: bytes = outcome.value
+        else:
+            reason = encode_failure(self._failure or Failure("", text))
+        self._held = (record, self.run)
+        self._status, self._waits, self._reason = RunStatus.PAUSED, (), reason
+        self._queued.events.append(encode_event("paused", self._clock.now().timestamp(), reason=reason.decode()))
+        # a pause that was read is over with this
+        pauses = [number for number, unread in self._unread.items() if unread.message.kind == "pause"]
+        for number in pauses:
+            self.consume(None, number)
+        self._touch()
+        self._see_to_it()
+
+    def _go_on(self) -> None:
+        assert self._held is not None
+        record, former = self._held
+        self._held = None
+        self._status, self._reason = RunStatus.QUEUED, None
+        again: RecordRun | None = None
+        if former is not None:
+            again = copy(former)
+            again.reset()
+            again.desk = None
+            again.flush = None
+            again.expired = False
+            again.journal = None if former.journal is None else former.journal.without(set())
+            again.host = self.partition
+            self.run = None
+        self._verdict.again(self.partition, record, again)
+
+    def finish(self, status: str, then: Callable[[Exception | None], None] | None) -> None:
+        """Its last word; `then` is called when it is durable, with the error if it can't be."""
+        if self.ended or self.partition.closed:
+            if then is not None:
+                then(LeaseLost(f"run {self.run_id} is not held any more") if self.partition.closed else None)
+            return
+        keep = self.partition.binding.keep
+        kept = keep == "all" or (keep == "failed" and status == "failed")
+        value, error = b"null", None
+        if status == "completed" and self._outcome is not None:
+            value = self._encoded(self._outcome.value)
+        if status == "failed":
+            error = encode_failure(self._failure or Failure("", "failed"))
+        fields = {"error": self._failure._asdict()} if status == "failed" and self._failure is not None else {}
+        self._queued.events.append(encode_event(status, self._clock.now().timestamp(), **fields))
+        seconds = int(RETENTION_SECONDS) if kept else _TOLD_SECONDS
+        self._queued.end = RecordEnd(status, value, error, seconds)  # type: ignore[arg-type]
+        self._touch()
+        self.ended = True
+        flush = self._flush
+        assert flush is not None
+        if self._has_children:
+            flush.on_done(self._tell_children)
+        if then is not None:
+            flush.on_done(then)
+
+    def _encoded(self, value: Any) -> bytes:
+        workflow = self.partition.binding.workflow
+        try:
+            return workflow.return_codec.encode(value, f"the result of run {self.run_id}")[0]
+        except SerializationError as error:
+            log.warning("run %s: its result isn't kept: %s", self.run_id, error)
+            return b"null"
+
+    def _tell_children(self, error: Exception | None) -> None:
+        if error is None:
+            loop = asyncio.get_running_loop()
+            task = Context().run(loop.create_task, self._relay(), name="cancel children")
+            self.partition.background.add(task)
+            task.add_done_callback(self.partition.background.discard)
+
+    async def _relay(self) -> None:
+        try:
+            await self._store.relay()
+        except StoreError as error:
+            log.warning("run %s: its children are not told yet: %s", self.run_id, error)
+
+    async def query(self, name: str, payload: bytes) -> bytes | None:
+        """The answer of the body; None if there is none yet."""
+        return None if self.run is None else await self.run.query(name, payload)
+
+    @property
+    def status(self) -> RunStatus:
+        """As it stands here."""
+        return RunStatus.QUEUED if self.run is None and self._held is None else self._status
+
+    def let_go(self) -> None:
+        """The partition was let go."""
+        for timer in (self._lazy, self._timer):
+            if timer is not None:
+                timer.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
