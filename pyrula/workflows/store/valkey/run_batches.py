@@ -115,11 +115,12 @@ class ValkeyBatches:
         later: list[float] = []
         for (name, shard), flat in zip(asked, answers, strict=True):
             for member, score in zip(flat[::2], flat[1::2], strict=True):
-                moment = float(score) / 1e6
-                if moment > now:
+                moment, buffer = float(score) / 1e6, Buffer(name, shard, member[1:])
+                if moment <= now:
+                    buffers[buffer] = None
+                elif buffer not in buffers:
                     later.append(moment)
                     break
-                buffers[Buffer(name, shard, member[1:])] = None
         return Due(tuple(buffers), min(later, default=None))
 
     async def take_batch(self, buffer: Buffer) -> EventBatch | None:

@@ -1,0 +1,105 @@
+"""Few words for what the tests of batches do, and a clock that they move, for Valkey's scripts too."""
+
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pyrula.workflows.batching import TriggerEvent, Window
+from pyrula.workflows.clock import ManualClock
+from pyrula.workflows.codec import dumps, loads
+from pyrula.workflows.store.batches import Buffer, EventBatch, Fed
+from pyrula.workflows.store.memory import MemoryStore
+from pyrula.workflows.store.valkey import ValkeyStore
+from tests.conformance.server import Server
+
+# in 2096: a shard takes the later one of this and the server's own time
+START = 4e9
+
+COLLECT = Window(10.0, 3)
+DEBOUNCE = Window(10.0)
+
+_ids = itertools.count()
+
+
+@dataclass
+class Rig:
+    store: Any
+    other: Any
+    clock: ManualClock
+    tell: Callable[[float], Awaitable[None]]
+
+    async def open(self) -> None:
+        await self.store.open()
+        await self.other.open()
+        await self.advance(0)
+
+    async def close(self) -> None:
+        await self.store.close()
+        await self.other.close()
+
+    def now(self) -> float:
+        return self.clock.now().timestamp()
+
+    async def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        await self.tell(self.now())
+
+    async def feed(self, value: object, key: str = "k", window: Window = COLLECT, **fields: Any) -> Fed:
+        fields.setdefault("id", f"own{next(_ids)}")
+        fed: Fed = await self.store.feed(
+            TriggerEvent(fields.pop("name", "digest"), key, dumps(value), window, **fields)
+        )
+        return fed
+
+    async def due(self, *names: str) -> list[Buffer]:
+        return list((await self.store.due_batches(names or ["digest"])).buffers)
+
+    async def taken(self) -> EventBatch | None:
+        """The first batch that is due."""
+        for buffer in await self.due():
+            batch: EventBatch | None = await self.store.take_batch(buffer)
+            if batch is not None:
+                return batch
+        return None
+
+    async def dropped(self, batch: EventBatch | None, run_id: str = "r") -> EventBatch | None:
+        assert batch is not None
+        following: EventBatch | None = await self.store.drop_batch(batch, run_id)
+        return following
+
+
+def events(batch: EventBatch | None) -> list[Any]:
+    """What is in it, by its params."""
+    assert batch is not None
+    params = loads(batch.params)
+    assert list(params) == ["key", "events", "count"]
+    assert (params["key"], params["count"]) == (batch.key, batch.count) == (batch.key, len(params["events"]))
+    found: list[Any] = params["events"]
+    return found
+
+
+def _clock() -> ManualClock:
+    return ManualClock(datetime.fromtimestamp(START, UTC))
+
+
+def memory_rig() -> Rig:
+    clock = _clock()
+    store = MemoryStore(clock)
+
+    async def tell(now: float) -> None:
+        pass
+
+    return Rig(store, store.twin(), clock, tell)
+
+
+def valkey_rig(server: Server) -> Rig:
+    store, other = (ValkeyStore(server.url, namespace=server.namespace, shards=1) for _ in range(2))
+
+    async def tell(now: float) -> None:
+        await server.call("HSET", b"{%b:0}meta" % server.namespace.encode(), b"now", b"%d" % round(now * 1e6))
+        for each in (store, other):
+            each._runs.now = lambda: now  # type: ignore[method-assign]
+
+    return Rig(store, other, _clock(), tell)
