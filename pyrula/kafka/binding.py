@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
+from pyrula.kafka.record import address_of, record_identity
 from pyrula.kafka.serde import Arguments, Serde, compile_arguments
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError
@@ -39,6 +40,7 @@ class Binding:
     partition, "unordered" none. `max_concurrency` counts bodies in one process. `retry` is about whole runs and says
     one attempt unless the workflow says more; `run_timeout` (seconds) likewise. `on_failure` is what becomes of a
     record whose attempts are used up. `on_out_of_range` is what happens when the committed offset no longer exists.
+    `keep` says which ended runs a client can still ask about for 7 days: those that failed, "all" or "none".
     """
 
     __slots__ = (
@@ -111,6 +113,18 @@ class Binding:
     def dead_letter_topic_of(self, topic: str) -> str:
         """Where failed records of `topic` are copied to."""
         return self.dead_letter_topic or f"{topic}.{self.group}.dlq"
+
+    def place_of(self, partition: int, topic: str | None = None) -> tuple[bytes, str]:
+        """What a partition is called in a store, and what stands for it in the ids of its runs.
+
+        ValueError for a topic that it doesn't read; with several of them, one has to be named."""
+        if topic is None and len(self.topics) > 1:
+            raise ValueError(f"binding {self.name} reads {len(self.topics)} topics: say which by topic=")
+        topic = self.topics[0] if topic is None else topic
+        if topic not in self.topics:
+            raise ValueError(f"binding {self.name} doesn't read topic {topic!r}")
+        place = self.cluster, self.group, topic, partition
+        return record_identity(*place), address_of(*place)
 
     def __repr__(self) -> str:
         return f"<Binding {self.workflow.name} to {self.name}>"

@@ -44,6 +44,7 @@ from pyrula.workflows.store.payloads import (
     read_answer,
     read_failure,
 )
+from pyrula.workflows.store.record_changes import RecordFinder
 from pyrula.workflows.store.refusals import RunFinishedError
 from pyrula.workflows.store.runs import Origin, Query, Result, RunSender, ScheduleStore
 
@@ -59,7 +60,7 @@ _ANSWER_GRACE: Final = 5.0
 _STOPPED: Final = TERMINAL | {RunStatus.PAUSED}
 
 
-class SendingStore(RunSender, ScheduleStore, RunLister, BatchStore, BackfillStore, Protocol):
+class SendingStore(RunSender, ScheduleStore, RunLister, BatchStore, BackfillStore, RecordFinder, Protocol):
     """What a client needs of a store."""
 
     async def open(self) -> None: ...

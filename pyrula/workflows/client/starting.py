@@ -17,6 +17,7 @@ from pyrula.workflows.client.backfills import BackfillClient
 from pyrula.workflows.client.calls import Named, SendingStore, signal_message
 from pyrula.workflows.client.handle import RunHandle
 from pyrula.workflows.client.listing import RunCounts, RunPage, Statuses, count_runs, list_runs
+from pyrula.workflows.client.record_runs import BoundToTopics, record_run_id
 from pyrula.workflows.client.refs import RunRef, checked_priority, checked_text
 from pyrula.workflows.client.schedules import ScheduleClient
 from pyrula.workflows.client.trigger import TriggerCalls
@@ -227,6 +228,16 @@ class WorkflowClient(TriggerCalls):
     def handle(self, name: Any, run_id: str | RunRef) -> RunHandle[Any]:
         """A handle to a run that exists. Asks nobody, so that an unknown id shows at the first call."""
         return RunHandle(self, name, str(run_id))
+
+    async def record_run(
+        self, binding: BoundToTopics, partition: int, offset: int, *, topic: str | None = None
+    ) -> RunHandle[Any]:
+        """A handle to the run of a record; `topic` says which, if the binding has several.
+
+        It can be reached once its partition has a worker; RunNotFoundError if it never had one."""
+        await self._open()
+        run_id = await record_run_id(self.store, binding, partition, offset, topic)
+        return RunHandle(self, binding.workflow, run_id)
 
     async def _submit(
         self,

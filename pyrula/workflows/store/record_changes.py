@@ -1,14 +1,14 @@
-"""The id of a record's run, and what its holder writes about it: plain data, beside `messages`."""
+"""The id of a record's run, how it is found, and what its holder writes about it: plain data, beside `messages`."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import Applied, Child, Interrupt, Wait
 
-__all__ = ["RecordChange", "RecordEnd", "RecordId"]
+__all__ = ["RecordChange", "RecordEnd", "RecordFinder", "RecordId"]
 
 _ID: Final = re.compile(
     r"([0-9a-f]{2,4})-(k[0-9a-z]{10}-(?:0|[1-9]\d{0,9}))-(0|[1-9]\d{0,18})(?:\.([1-9]\d{0,18}))?", re.ASCII
@@ -34,6 +34,16 @@ class RecordId(NamedTuple):
     def __str__(self) -> str:
         base = f"{self.shard:02x}-{self.address}-{self.position}"
         return base if self.incarnation == 1 else f"{base}.{self.incarnation}"
+
+
+class RecordFinder(Protocol):
+    """What it takes to know the id of a record's run."""
+
+    def shard_of(self, source: bytes) -> int:
+        """The shard that all keys of this source lie on."""
+
+    async def incarnation(self, shard: int, address: str) -> int | None:
+        """The incarnation of the address's present run ids. None if it was never registered."""
 
 
 class RecordEnd(NamedTuple):

@@ -100,9 +100,6 @@ class RecordStore(Protocol):
 
     async def answer(self, query: Query, answer: bytes) -> None: ...
 
-    async def incarnation(self, shard: int, address: str) -> int | None:
-        """The incarnation of the address's present run ids. None if it was never registered."""
-
     async def relay(self) -> int:
         """Send on what ended runs had for their children."""
 

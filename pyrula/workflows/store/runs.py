@@ -38,8 +38,12 @@ from pyrula.workflows.store.messages import (
     Unread,
     Wait,
 )
+from pyrula.workflows.store.record_changes import RecordFinder
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
+
+# Links that have continued, of each chain: what loops for ever must not fill the store with its past.
+LINKS_KEPT = 20
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
 
 
@@ -346,7 +350,7 @@ class ScheduleStore(Protocol):
         key, then write the next fire time with `expected`: one run a fire time, however many workers there are."""
 
 
-class RunStore(RunSender, RunHolder, ScheduleStore, RunLister, BatchStore, BackfillStore, Protocol):
+class RunStore(RunSender, RunHolder, ScheduleStore, RunLister, BatchStore, BackfillStore, RecordFinder, Protocol):
     """Everything about submitted runs."""
 
     async def open(self) -> None: ...
