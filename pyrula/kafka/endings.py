@@ -137,11 +137,10 @@ class RunEndings:
         self._when_durable(run, partial(self._produce, run, outputs))
 
     def _when_durable(self, run: RecordRun, then: Callable[[], None]) -> None:
-        flush = run.flush
-        if flush is None or (flush.done and flush.error is None):
+        if run.flush is None or run.durable:
             then()
         else:
-            flush.on_done(partial(self._durable, run, then))
+            run.flush.on_done(partial(self._durable, run, then))
 
     def _durable(self, run: RecordRun, then: Callable[[], None], error: Exception | None) -> None:
         if error is not None or run.partition.closed:
@@ -264,7 +263,7 @@ class RunEndings:
         unwritten: Exception | None = None,
     ) -> None:
         if not partition.closed and unwritten is None:
-            partition.complete(record)
+            partition.complete([record])
             stats = self.pool.stats
             setattr(stats, kind, getattr(stats, kind) + 1)
             self._tell(kind, partition, record, attempts, text, since)
@@ -298,7 +297,7 @@ class RunEndings:
     def over(self, partition: Partition, record: Raw) -> None:
         """The record's run had ended before, and only its offset was still open."""
         if not partition.closed:
-            partition.complete(record)
+            partition.complete([record])
         self._release(partition)
 
     def cancel(self, partition: Partition, record: Raw) -> None:

@@ -76,20 +76,23 @@ class Lanes(Generic[R]):
         for queue in self._lanes.values():
             yield from queue or ()
 
-    def leave(self, record: R) -> None:
-        """The record, head of its lane until now, has ended: the next one becomes ready."""
+    def leave(self, records: Iterable[R]) -> None:
+        """These records, heads of their lanes until now, have ended: those behind them become ready."""
         if self._ordering == "unordered":
             return
-        name = record.key if self._ordering == "key" else _WHOLE
-        if name is None:
-            return
-        queue = self._lanes[name]
-        if queue is None:
-            del self._lanes[name]
-            return
-        self.ready.append(queue.popleft())
-        if not queue:
-            self._lanes[name] = None
+        whole = self._ordering == "partition"
+        lanes, ready = self._lanes, self.ready
+        for record in records:
+            name: object | None = _WHOLE if whole else record.key
+            if name is None:
+                continue
+            queue = lanes[name]
+            if queue is None:
+                del lanes[name]
+                continue
+            ready.append(queue.popleft())
+            if not queue:
+                lanes[name] = None
 
     def clear(self) -> None:
         """Forget everything that hasn't started."""

@@ -20,10 +20,10 @@ class OffsetTracker:
 
     >>> tracker = OffsetTracker(10)
     >>> tracker.extend([10, 11, 13])
-    >>> tracker.complete(11)
+    >>> tracker.complete([11])
     >>> tracker.committable(), tracker.done_above()
     (10, [(11, 12)])
-    >>> tracker.complete(10)
+    >>> tracker.complete([10])
     >>> tracker.committable()
     13
 
@@ -78,9 +78,9 @@ class OffsetTracker:
         else:
             self._pending.update([offset for offset in offsets if not self.is_done(offset)])
 
-    def complete(self, offset: int) -> None:
-        """The record needs nothing more. Repeated, or for an offset this tracker never read, it changes nothing."""
-        self._pending.discard(offset)
+    def complete(self, offsets: Iterable[int]) -> None:
+        """The records need nothing more. Repeated, or for offsets this tracker never read, it changes nothing."""
+        self._pending.difference_update(offsets)
 
     def advance(self, position: int) -> None:
         """Reading has reached `position`: what lies before it and was not read does not exist."""

@@ -7,7 +7,7 @@ Kafka client (it asks for pause and resume through callables) nor who executes i
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol, cast
 
@@ -22,7 +22,7 @@ from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.client.trigger import TriggerStore, feed
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import LeaseLost
-from pyrula.workflows.execution import Execution, Outcome
+from pyrula.workflows.execution import UNTIL_DURABLE, Execution, Outcome
 from pyrula.workflows.group_commit import Flush, GroupCommit
 from pyrula.workflows.replay.journal import Entry, Journal, decode_row, encode_row
 from pyrula.workflows.store.port import Row, Token
@@ -48,33 +48,38 @@ RECORD_OVERHEAD = 400
 BUFFER, WINDOW, HALTED = 1, 2, 4
 
 
-class _Own:
-    """A future of one caller's own: not being a future, it is awaited as it is, without another one around it."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: Awaitable[None]) -> None:
-        self._future = future
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._future.__await__()
-
-
 class RecordRun(Execution):
-    """The run of one record. `origin` is the record as the client gave it, `flush` the one its last row travels in."""
+    """The run of one record. `origin` is the record as the client gave it, `flush` the one its last row travels in.
 
-    __slots__ = ("expired", "partition", "print", "started")
+    While the run waits for nothing but a flush, with its body suspended or ended, it `rides` on it.
+    """
+
+    __slots__ = ("expired", "partition", "print", "rides", "started")
 
     origin: Raw
+    flush: Flush | None
     partition: "Partition"
     print: str | None
+    rides: Flush | None
     started: float
     expired: bool
+
+    @property
+    def durable(self) -> bool:
+        """Whether every row of the run is acknowledged."""
+        flush = self.flush
+        return flush is None or (flush.done and flush.error is None)
 
     @property
     def run_id(self) -> str:
         """Made from the record's place when asked for: most runs never are."""
         return self.partition.run_id(self.origin.offset)
+
+
+def _size(records: Sequence[Raw]) -> int:
+    """The bytes of keys, values and headers."""
+    size = sum([record.serialized_value_size + record.serialized_key_size for record in records])
+    return size + sum([_header_bytes(record) for record in records if record.headers])
 
 
 def _header_bytes(record: Raw) -> int:
@@ -163,9 +168,8 @@ class Partition:
         self.bounds = bounds
         self.closed = False
         self.in_flight = 0
-        # Of those in flight, the ones that have not begun: they wait for a former body's end, or for the group's word.
+        # Of those in flight, the ones that have not begun: they wait for a former body's end, or to be admitted.
         self.waiting = 0
-        self.turn = 0
         self.in_rotation = False
         self.buffered = 0
         self.buffered_bytes = 0
@@ -194,8 +198,8 @@ class Partition:
         self._fenced = fenced
         self._standing = standing
         self._triggers = triggers
-        self._queue = commits.lane(source, token, self._marks)
-        self._flush: Flush | None = None
+        self._queue = commits.lane(source, token, self._marks, self._flushed)
+        self.on_flushed: Callable[[Partition, Flush], None] | None = None
 
     def receive(self, records: list[Raw]) -> None:
         """Take records that were read, in offset order; those known to be done are dropped here."""
@@ -207,28 +211,27 @@ class Partition:
         if mapped:
             records = [record for record in records if not tracker.is_done(record.offset)]
         self.buffered += len(records)
-        self.buffered_bytes += sum([record.serialized_value_size + record.serialized_key_size for record in records])
-        self.buffered_bytes += sum([_header_bytes(record) for record in records if record.headers])
+        self.buffered_bytes += _size(records)
         self.lanes.extend(records)
         self.check_bounds()
 
-    def complete(self, record: Raw) -> None:
-        """The record needs nothing more, ever: its offset counts, its lane goes on."""
-        offset = record.offset
+    def complete(self, records: Sequence[Raw]) -> None:
+        """These records need nothing more, ever: their offsets count, their lanes go on."""
         if self.closed:
             return
-        self.tracker.complete(offset)
+        offsets = [record.offset for record in records]
+        self.tracker.complete(offsets)
         self.changed = True
-        self.buffered -= 1
-        self.buffered_bytes -= record.serialized_value_size + record.serialized_key_size
-        if record.headers:
-            self.buffered_bytes -= _header_bytes(record)
-        self.lanes.leave(record)
+        self.buffered -= len(records)
+        self.buffered_bytes -= _size(records)
+        self.lanes.leave(records)
         if self.journal:
-            self.journal.pop(offset, None)
+            for offset in offsets:
+                self.journal.pop(offset, None)
         top = self._top
-        if top is None or offset > top.offset:
-            self._top = record
+        highest = max(offsets)
+        if top is None or highest > top.offset:
+            self._top = records[offsets.index(highest)]
         if self._holds & BUFFER and self.buffered * 2 <= self.bounds.records:
             self.check_bounds()
 
@@ -256,11 +259,7 @@ class Partition:
     def append(self, run: Execution, index: int, entry: Entry | None) -> None:
         """Host of runs: queue a row for the next group commit."""
         data = self.row_of(run, entry)
-        flush = self._queue.add(run.origin.offset, index, data)  # type: ignore[attr-defined]
-        run.flush = flush
-        if flush is not self._flush:
-            self._flush = flush
-            flush.on_done(self._flushed)
+        run.flush = self._queue.add(run.origin.offset, index, data)  # type: ignore[attr-defined]
 
     def attend(self, run: Execution, seconds: float) -> None:
         """Host of runs: the body is about to do what others may take part in, or to wait for so long."""
@@ -270,11 +269,7 @@ class Partition:
     def change(self, take: Callable[[], RecordChange]) -> Flush:
         """Queue a change of a run for the next group commit; it has rows of its own."""
         self.journaled = True
-        flush = self._queue.change(take)
-        if flush is not self._flush:
-            self._flush = flush
-            flush.on_done(self._flushed)
-        return flush
+        return self._queue.change(take)
 
     def row_of(self, run: Execution, entry: Entry | None) -> bytes:
         """A row as it is stored. It counts as journaled."""
@@ -292,9 +287,11 @@ class Partition:
         self.journaled = True
         return data
 
-    def _flushed(self, error: Exception | None) -> None:
-        if error is not None and not self.closed:
+    def _flushed(self, flush: Flush) -> None:
+        if flush.error is not None and not self.closed:
             self._fenced(self)
+        if flush.riders and self.on_flushed is not None:
+            self.on_flushed(self, flush)
 
     def durable(self, run: Execution) -> Awaitable[None] | None:
         """Host of runs: None when every row of the run is acknowledged, else what to await; raises LeaseLost there."""
@@ -303,7 +300,14 @@ class Partition:
             return self._proved(flush)
         if flush is None or (flush.done and flush.error is None):
             return None
-        return _Own(flush.wait())
+        if run.resumable and run.crew is None:
+            return UNTIL_DURABLE
+        return self._acknowledged(flush)
+
+    async def _acknowledged(self, flush: Flush) -> None:
+        await flush.wait()
+        if monotonic() > self._standing.until:
+            await self._proved(None)
 
     def _proved(self, flush: Flush | None) -> Awaitable[None]:
         """The group may have gone on without us: no further effect until it has answered. Another process may be at

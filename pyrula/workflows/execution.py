@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from math import inf
-from typing import Any, Final
+from typing import Any
 from weakref import finalize
 
 from pyrula.workflows.clock import Clock
@@ -19,10 +19,11 @@ from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.engine.attended import Attended, LetGo
 from pyrula.workflows.engine.crew import Crew
 from pyrula.workflows.engine.desk import Desk
-from pyrula.workflows.engine.drive import Drive
+from pyrula.workflows.engine.drive import ENDED, Drive
 from pyrula.workflows.engine.exits import EXITS, OwnExit, is_interrupt
 from pyrula.workflows.engine.host import (
     COMPLETED,
+    UNTIL_DURABLE,
     ChildRequest,
     ContinueAsNew,
     Continued,
@@ -32,14 +33,18 @@ from pyrula.workflows.engine.host import (
     RunHost,
 )
 from pyrula.workflows.engine.install import install, uninstall
+from pyrula.workflows.engine.parts import DriveLike
 from pyrula.workflows.engine.retry import first, without_end
 from pyrula.workflows.engine.run import RUN
 from pyrula.workflows.errors import ConfigurationError, NonDeterminismError, RunCancelled
 from pyrula.workflows.replay.journal import Journal
 
 __all__ = [
+    "COMPLETED",
+    "UNTIL_DURABLE",
     "ChildRequest",
     "ContinueAsNew",
+    "Drive",
     "Execution",
     "Host",
     "LetGo",
@@ -66,8 +71,12 @@ class Execution(Attended):
         """Runs the body to its end. Raises no ordinary exception."""
         return self.start() or await self.finish()
 
-    def start(self) -> Outcome | None:
-        """Runs the body until it suspends. Its outcome if it ended before that, else `finish()` has to be awaited."""
+    def start(self, drive: Drive | None = None) -> Outcome | None:
+        """Runs the body until it suspends. Its outcome if it ended before that, else `finish()` has to be awaited in
+        the same task, whose `drive` may be given.
+
+        While it `awaits_rows` a host that made it `resumable` may call `resume()` instead.
+        """
         if self.stopped is not None:
             return self._stopped()
         journal = self.journal
@@ -86,14 +95,17 @@ class Execution(Attended):
         self.body = body = _call(self)
         steps = body.__await__()
         try:
-            yielded = variables.run(next, steps, _ENDED)
+            yielded = variables.run(next, steps, ENDED)
         except BaseException as error:
             if is_interrupt(error):
                 raise
             outcome = self._raised(error)
         else:
-            if yielded is not _ENDED:
-                self.unfinished = self._suspended(steps, variables, yielded)
+            if yielded is not ENDED:
+                self.drive = drive = drive or Drive()
+                drive.take(self, steps, variables, yielded)
+                if self.desk is not None:
+                    self.look()
                 return None
             if self.journal is None and self.stopped is None and self.crew is None:
                 self.stopped = "completed"
@@ -105,30 +117,61 @@ class Execution(Attended):
         self.unfinished = self._crew_ends(outcome)
         return None
 
-    async def finish(self) -> Outcome:
-        """The rest of a run that `start()` gave no outcome of, in the same task."""
+    @property
+    def awaits_rows(self) -> bool:
+        """Whether the body waits for nothing but its rows, so that its host may go on with it."""
+        return self.drive is not None and self.drive.yielded is UNTIL_DURABLE and self.stopped is None
+
+    def resume(self, error: Exception | None = None) -> Outcome | None:
+        """Goes on with a body that `awaits_rows`: they are durable, or will never be, for the reason given.
+
+        The task that the run was started in has to be the loop's present one. The answer is that of `start()`.
+        """
+        drive = self.drive
+        assert drive is not None
+        raised: BaseException | None = None
+        try:
+            if drive.go_on(error) is not ENDED:
+                return None
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            raised = error
+        if self.crew is not None:
+            self.unfinished = self._ended(drive, raised)
+            return None
+        self.drive = None
+        self.leftovers = self.still_alive()
+        return self._returned() if raised is None else self._raised(raised)
+
+    async def finish(self, cancelled: asyncio.CancelledError | None = None) -> Outcome:
+        """The rest of a run that `start()` or `resume()` gave no outcome of, in the task it was started in.
+
+        `cancelled` says that this task was cancelled before it came to wait for the run.
+        """
+        self.resumable = False
         rest, self.unfinished = self.unfinished, None
-        assert rest is not None
-        return await rest
+        if rest is not None:
+            if cancelled is not None:
+                self.stop("cut")
+            return await rest
+        drive = self.drive
+        assert drive is not None
+        raised: BaseException | None = None
+        try:
+            await drive.carry(cancelled)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            raised = error
+        return await self._ended(drive, raised)
 
     async def _crew_ends(self, outcome: Outcome) -> Outcome:
         await self._crew_gone()
         return outcome
 
-    async def _suspended(self, steps: Any, variables: Variables, yielded: Any) -> Outcome:
-        if self.on_suspend is not None:
-            self.on_suspend()
-        drive = Drive(self, steps, variables)
-        self.drive = drive
-        if self.desk is not None:
-            self.look()
-        raised: BaseException | None = None
-        try:
-            await drive.carry(yielded)
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            raised = error
+    async def _ended(self, drive: DriveLike, raised: BaseException | None) -> Outcome:
+        """The body has ended in the caller's task, after it had suspended."""
         self.drive = None
         cancelled = drive.was_cancelled(raised)
         if not cancelled and self.crew is not None and self._waits_for_handlers(raised):
@@ -151,8 +194,6 @@ class Execution(Attended):
     async def _with_crew(self, variables: Variables) -> Outcome:
         """The body as a task of its own from the start."""
         Crew(self).start(self._as_root(), variables)
-        if self.on_suspend is not None:
-            self.on_suspend()
         await self._crew_gone()
         return self._stopped()
 
@@ -249,9 +290,6 @@ class Execution(Attended):
         if status == "paused" and self.error is None:
             return Outcome(status, self._result)
         return Outcome(status, None, self.error if status in ("failed", "paused") else None)
-
-
-_ENDED: Final = object()
 
 
 async def _call(run: Execution) -> None:

@@ -18,6 +18,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import LeaseLost, StoreUnavailable
@@ -28,6 +29,7 @@ logger = logging.getLogger("pyrula.store")
 
 Write = Callable[[Sequence[Batch]], Awaitable[list[Exception | None]]]
 Marks = Callable[[], tuple[int, bytes | None]]
+OnSettled = Callable[["Flush"], None]
 OnOutage = Callable[[float | None, Exception | None], None]
 
 # What one call of `write` carries at most; an outage may leave more than that behind.
@@ -36,14 +38,18 @@ _FIRST_DELAY, _LAST_DELAY = 0.05, 1.0
 
 
 class Flush:
-    """The fate of the rows of one source that travel together."""
+    """The fate of the rows of one source that travel together.
 
-    __slots__ = ("_callbacks", "_waiters", "changes", "done", "error", "queue", "rows")
+    `riders` belongs to the owner of the source: what it is going to see to in bulk, when it is told of the fate.
+    """
+
+    __slots__ = ("_callbacks", "_waiters", "changes", "done", "error", "queue", "riders", "rows")
 
     def __init__(self, queue: "SourceQueue") -> None:
         self.queue = queue
         self.rows: list[tuple[int, int, bytes]] = []
         self.changes: list[Callable[[], RecordChange]] | None = None
+        self.riders: list[Any] = []
         self.done = False
         self.error: Exception | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -71,6 +77,8 @@ class Flush:
         self.done, self.error = True, error
         self.rows = []
         callbacks, self._callbacks = self._callbacks, []
+        if self.queue.on_settled is not None:
+            callbacks.insert(0, self._tell_owner)
         for callback in callbacks:
             try:
                 callback(error)
@@ -79,6 +87,10 @@ class Flush:
         waiters, self._waiters = self._waiters, []
         for future in waiters:
             _settle(future, error)
+
+    def _tell_owner(self, error: Exception | None) -> None:
+        assert self.queue.on_settled is not None
+        self.queue.on_settled(self)
 
 
 def _settle(future: "asyncio.Future[None]", error: Exception | None) -> None:
@@ -94,11 +106,14 @@ def _settle(future: "asyncio.Future[None]", error: Exception | None) -> None:
 class SourceQueue:
     """The rows of one source on their way to the store, under one token."""
 
-    __slots__ = ("_commit", "_marks", "_next", "error", "source", "token")
+    __slots__ = ("_commit", "_marks", "_next", "error", "on_settled", "source", "token")
 
-    def __init__(self, commit: "GroupCommit", source: bytes, token: Token, marks: Marks | None) -> None:
+    def __init__(
+        self, commit: "GroupCommit", source: bytes, token: Token, marks: Marks | None, on_settled: OnSettled | None
+    ) -> None:
         self.source = source
         self.token = token
+        self.on_settled = on_settled
         self.error: Exception | None = None
         self._commit = commit
         self._marks = marks
@@ -216,10 +231,13 @@ class GroupCommit:
         self.flushes = 0
         self.rows = 0
 
-    def lane(self, source: bytes, token: Token, marks: Marks | None = None) -> SourceQueue:
+    def lane(
+        self, source: bytes, token: Token, marks: Marks | None = None, on_settled: OnSettled | None = None
+    ) -> SourceQueue:
         """A queue for a source under a token. ``marks`` gives (high, witness) as a flush leaves; without it the high
-        mark is the highest position among the rows."""
-        return SourceQueue(self, source, token, marks)
+        mark is the highest position among the rows. ``on_settled`` is called with each flush whose fate is known,
+        before anybody else hears of it."""
+        return SourceQueue(self, source, token, marks, on_settled)
 
     @property
     def idle(self) -> bool:

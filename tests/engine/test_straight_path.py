@@ -8,7 +8,7 @@ import pytest
 
 from pyrula.workflows import Context, Retry, step
 from pyrula.workflows.engine.run import RUN
-from tests.engine.rig import MemoryHost, execution, play, watched, with_tasks
+from tests.engine.rig import MemoryHost, execution, play, watched
 
 variable: "contextvars.ContextVar[str]" = contextvars.ContextVar("variable", default="unset")
 pytestmark = pytest.mark.usefixtures("prepared")
@@ -70,28 +70,6 @@ async def test_no_run_is_set_inside_a_step() -> None:
         return [await ctx.step(inside), RUN.get() is not None]
 
     assert (await execution(body, MemoryHost()).run()).value == [True, True]
-
-
-async def test_on_suspend_is_called_once_when_the_body_first_suspends() -> None:
-    told: list[str] = []
-
-    async def silent(ctx: Context) -> None:
-        await ctx.step(work, 1)
-
-    async def suspends(ctx: Context) -> None:
-        told.append("begins")
-        await ctx.step(work, 1)
-        await ctx.step(work, 1, 1)
-        told.append("goes on")
-        await asyncio.sleep(0)
-
-    await execution(silent, MemoryHost(), on_suspend=lambda: told.append("suspended")).run()
-    assert told == []
-    await execution(suspends, MemoryHost(), on_suspend=lambda: told.append("suspended")).run()
-    assert told == ["begins", "suspended", "goes on"]
-    told.clear()
-    await with_tasks(execution(silent, MemoryHost(), on_suspend=lambda: told.append("suspended"))).run()
-    assert told == ["suspended"]
 
 
 async def test_later_runs_of_a_workflow_that_made_tasks_get_a_task_of_their_own() -> None:

@@ -1,7 +1,10 @@
-"""Drives a suspended body by hand in its caller's own task, and gets rid of it when the run is cut.
+"""Drives suspended bodies by hand, and gets rid of one whose run is cut.
 
-A cut cancels the caller's task and takes that back at once, so that the body sees a CancelledError where it waits. A
-body that resists three rounds is moved to a task of its own and left behind: the caller goes on whatever the body does.
+A body goes on either in its task, which awaits `carry`, or by `go_on`, called by whoever knows that what it waits for
+has come; then the task stands for it all the same (a body may ask which task it is in, and cancel that).
+
+A cut cancels the task and takes that back at once, so that the body sees a CancelledError where it waits. A body that
+resists three rounds is moved to a task of its own and left behind: the caller goes on whatever the body does.
 """
 
 import asyncio
@@ -11,6 +14,7 @@ from contextvars import Context
 from types import coroutine
 from typing import Any, Final
 
+from pyrula.workflows.engine.host import UNTIL_DURABLE
 from pyrula.workflows.engine.leftovers import abandon
 from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.engine.settler import settler_of
@@ -20,15 +24,19 @@ __all__ = ["Drive", "GivenUp"]
 ROUNDS: Final = 3
 ROUND_SECONDS: Final = 0.1
 
+ENDED: Final = object()
+"""Instead of what a body waits for: it has returned."""
+
 
 class GivenUp(BaseException):
     """The body was left behind; what it does is no longer waited for."""
 
 
 class Drive:
-    """One suspended body in the task that awaits `carry`.
+    """One suspended body after the other, in one task.
 
-    `own` counts the cancellations of the task that come from the run itself, `outside` says its caller's was seen.
+    `yielded` is what the body waits for. `own` counts the cancellations of the task that come from the run itself,
+    `outside` says its caller's was seen.
     """
 
     __slots__ = (
@@ -40,6 +48,7 @@ class Drive:
         "_rounds",
         "_run",
         "_sent",
+        "_settler",
         "_thrown",
         "_timer",
         "_variables",
@@ -47,35 +56,60 @@ class Drive:
         "own",
         "task",
         "trusted",
+        "yielded",
     )
 
-    def __init__(self, run: Run, body: Any, variables: Context) -> None:
-        task = asyncio.current_task()
+    _run: Run
+    _variables: Context
+
+    def __init__(self, task: "asyncio.Task[Any] | None" = None) -> None:
+        """Without a task it is the present one."""
+        task = task or asyncio.current_task()
         assert task is not None
-        self._loop = asyncio.get_running_loop()
-        settler = settler_of(self._loop)
-        self.trusted = self._loop.get_task_factory() is settler.factory
+        self.task = task
+        self._loop = task.get_loop()
+        self._settler = settler_of(self._loop)
+
+    def take(self, run: Run, body: Any, variables: Context, yielded: Any) -> None:
+        """The body of `run` has suspended, waiting for `yielded`; `variables` is its context."""
+        self.trusted = self._loop.get_task_factory() is self._settler.factory
         run.straight = run.straight and self.trusted
         self._run = run
         self._body = body
         self._variables = variables
-        self.task = task
-        self._base = task.cancelling()
-        self.own = 0
-        self._sent = 0
-        self._rounds = 0
-        self._given_up = False
-        self.outside = False
-        self._marked = False
+        self.yielded = yielded
+        self._base = self.task.cancelling()
+        self.own = self._sent = self._rounds = 0
+        self._given_up = self.outside = self._marked = False
         self._thrown: BaseException | None = None
         self._timer: asyncio.Handle | None = None
 
+    def go_on(self, error: BaseException | None = None) -> Any:
+        """Lets the body go on, or raises the error in it. What it waits for next, ENDED, or its exception raised."""
+        if error is None:
+            self.yielded = yielded = self._variables.run(next, self._body, ENDED)
+            return yielded
+        try:
+            self.yielded = yielded = self._variables.run(self._body.throw, error)
+        except StopIteration:
+            return ENDED
+        return yielded
+
     @coroutine
-    def carry(self, yielded: Any) -> Generator[Any, Any, Any]:
-        """Awaits the body from where it first suspended to its end, and gives its result or raises its exception."""
+    def carry(self, early: BaseException | None = None) -> Generator[Any, Any, Any]:
+        """Awaits the body from where it has suspended to its end, and gives its result or raises its exception.
+
+        `early` cancelled the task before it came to wait for what the body waits for.
+        """
         run, enter, cancelling = self._run, self._variables.run, self.task.cancelling
         send, throw = self._body.send, self._body.throw
         before = self._base
+        yielded = self.yielded
+        if early is not None and _cancels(yielded):
+            early = None
+        elif early is None and yielded is UNTIL_DURABLE:
+            # The run was stopped: all that comes of waiting is a cancellation.
+            yielded = next(self._loop.create_future().__await__())
         try:
             while True:
                 if run.crew is not None and not self._marked:
@@ -85,6 +119,9 @@ class Drive:
                 if run.stopped is not None and self._timer is None:
                     self._timer = self._loop.call_soon(self._next_round, context=Context())
                 try:
+                    if early is not None:
+                        raised, early = early, None
+                        raise raised
                     yield yielded
                 except BaseException as error:  # noqa: BLE001 - it is passed on to the body
                     if self._given_up:
@@ -200,25 +237,34 @@ class Drive:
         while self._sent:
             self._sent -= 1
             self.task.uncancel()
-        rest = asyncio.Task(self._go_on(yielded), loop=self._loop, context=Context())
+        rest = asyncio.Task(_await(_rest(self._body, self._variables, yielded)), loop=self._loop, context=Context())
         abandon(self._run, rest, yielded, f"its body still runs after it was asked to end {ROUNDS} times")
         return GivenUp()
 
-    async def _go_on(self, yielded: Any) -> None:
-        await self._rest(yielded)
 
-    @coroutine
-    def _rest(self, yielded: Any) -> Generator[Any, Any, Any]:
-        enter, send, throw = self._variables.run, self._body.send, self._body.throw
-        try:
-            while True:
-                if hasattr(yielded, "_asyncio_future_blocking"):
-                    yielded._asyncio_future_blocking = True  # noqa: SLF001 - as Future.__await__ does
-                try:
-                    yield yielded
-                except BaseException as error:  # noqa: BLE001 - it is passed on to the body
-                    yielded = enter(throw, error)
-                else:
-                    yielded = enter(send, None)
-        except StopIteration:
-            return
+def _cancels(yielded: Any) -> bool:
+    """Cancels what a body waits for: a task that was cancelled before it waits does so too. False if it can't be."""
+    cancel = getattr(yielded, "cancel", None)
+    return cancel is not None and bool(cancel())
+
+
+async def _await(rest: Any) -> None:
+    await rest
+
+
+@coroutine
+def _rest(body: Any, variables: Context, yielded: Any) -> Generator[Any, Any, Any]:
+    """The rest of a body that was left behind."""
+    enter, send, throw = variables.run, body.send, body.throw
+    try:
+        while True:
+            if hasattr(yielded, "_asyncio_future_blocking"):
+                yielded._asyncio_future_blocking = True  # noqa: SLF001 - as Future.__await__ does
+            try:
+                yield yielded
+            except BaseException as error:  # noqa: BLE001 - it is passed on to the body
+                yielded = enter(throw, error)
+            else:
+                yielded = enter(send, None)
+    except StopIteration:
+        return

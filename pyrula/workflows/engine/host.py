@@ -1,7 +1,7 @@
 """What a run's host gives and takes."""
 
-from collections.abc import Awaitable
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from collections.abc import Awaitable, Generator
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.definition import WorkflowDefinition
@@ -11,6 +11,7 @@ from pyrula.workflows.store.messages import Applied, Child, Interrupt
 
 __all__ = [
     "COMPLETED",
+    "UNTIL_DURABLE",
     "ChildRequest",
     "ContinueAsNew",
     "Continued",
@@ -80,6 +81,17 @@ class Outcome:
         return f"Outcome({self.status!r}, value={self.value!r}, error={self.error!r})"
 
 
+class _UntilDurable:
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield self
+
+
+UNTIL_DURABLE: Final = _UntilDurable()
+"""What a body awaits whose host goes on with it by `Execution.resume` as soon as its rows are acknowledged."""
+
+
 class Host(Protocol):
     """Who keeps the journals of runs; one object serves many. If it has a method `attend`, see `Run.attend`."""
 
@@ -87,7 +99,11 @@ class Host(Protocol):
         """Queues a row for the next group commit, in order; None deletes the row."""
 
     def durable(self, run: "Any") -> Awaitable[None] | None:
-        """None when all rows of the run are acknowledged, else what to await for it; that may raise LeaseLost."""
+        """None when all rows of the run are acknowledged, else what to await for it; that may raise LeaseLost.
+
+        UNTIL_DURABLE only where the body itself asks, in the task that its run was started in, and if the host resumes
+        it.
+        """
 
     def record(self, run: "Any") -> object | None:
         """What `ctx.record` shows."""

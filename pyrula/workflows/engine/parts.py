@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable
 from typing import Any, Protocol
 
 from pyrula.workflows.replay.journal import Journal
@@ -16,6 +17,19 @@ class DriveLike(Protocol):
     task: "asyncio.Task[Any]"
     trusted: bool
     own: int
+    yielded: Any
+
+    def go_on(self, error: BaseException | None = None) -> Any:
+        """Lets the body go on; what it waits for next, or ENDED."""
+
+    def carry(self, early: BaseException | None = None) -> Awaitable[Any]:
+        """Awaits the body to its end."""
+
+    def was_cancelled(self, error: BaseException | None) -> bool:
+        """Whether the body ended because its caller was cancelled by somebody else."""
+
+    async def absorb(self) -> None:
+        """After the end: the body's cancellations of its own task aren't its caller's."""
 
     def cut(self) -> None:
         """The run was stopped: get rid of the body."""

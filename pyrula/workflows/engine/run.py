@@ -19,7 +19,7 @@ from typing import Any, Final
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import WorkflowDefinition
-from pyrula.workflows.engine.host import FeedingHost, Host, Outcome, Output, RunHost, Status
+from pyrula.workflows.engine.host import UNTIL_DURABLE, FeedingHost, Host, Outcome, Output, RunHost, Status
 from pyrula.workflows.engine.parts import CrewLike, DeskLike, DriveLike
 from pyrula.workflows.engine.places import still_armed
 from pyrula.workflows.engine.remains import Remains
@@ -58,9 +58,9 @@ class Run:
         "kwargs",
         "leftovers",
         "machine",
-        "on_suspend",
         "origin",
         "outputs",
+        "resumable",
         "stopped",
         "straight",
         "unfinished",
@@ -78,7 +78,6 @@ class Run:
         origin: object = None,
         attempt: int = 1,
         clock: Clock,
-        on_suspend: Callable[[], None] | None = None,
     ) -> None:
         self.definition = definition
         self._run_id = run_id
@@ -89,7 +88,6 @@ class Run:
         self.origin = origin
         self.attempt = attempt
         self.clock = clock
-        self.on_suspend = on_suspend
         self.flush: Any = None
         self.outputs: list[Output] | None = None
         self.leftovers: tuple[asyncio.Future[Any], ...] = ()
@@ -103,6 +101,7 @@ class Run:
         self.desk: DeskLike | None = None
         self.in_place: str | None = None  # the operation that is executed on the straight path
         self.alarms: list[asyncio.TimerHandle] | None = None
+        self.resumable = False  # by its host, whenever the body waits for nothing but its rows
         self.unfinished: Coroutine[Any, Any, Outcome] | None = None
         self._remains: Remains | None = None
         if journal is not None:
@@ -285,7 +284,7 @@ class Run:
 
     async def acknowledged(self, waiter: Awaitable[None]) -> None:
         """Waits until all rows are durable. If they won't be, as when the lease is lost, the run is cut."""
-        if asyncio.isfuture(waiter):
+        if waiter is not UNTIL_DURABLE and asyncio.isfuture(waiter):
             # Others wait for the same one, and a cancellation here would cancel it for them.
             own: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             waiter.add_done_callback(partial(_hand_on, own), context=Context())

@@ -101,7 +101,7 @@ def test_any_pattern_of_single_offsets_fits(seed: int, density: float, size: int
     tracker.extend(range(1000, 1000 + size))
     for offset in range(1001, 1000 + size):
         if rng.random() < density:
-            tracker.complete(offset)
+            tracker.complete([offset])
     ranges = tracker.done_above()
     top = ranges[-1][1] - 1 if ranges else 1000
     text = encode(1000, ranges, Witness(top, PRINT), INSTANCE, limit)
@@ -119,7 +119,7 @@ def test_alternating_offsets_stay_within_the_limit(limit: int, stride: int) -> N
     tracker = OffsetTracker(7)
     tracker.extend(range(7, 100_007))
     for offset in range(8, 100_007, stride):
-        tracker.complete(offset)
+        tracker.complete([offset])
     ranges = tracker.done_above()
     text = encode(7, ranges, Witness(100_006, PRINT), INSTANCE, limit)
     assert len(text.encode()) <= limit

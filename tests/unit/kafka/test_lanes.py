@@ -18,10 +18,10 @@ def test_key_order_runs_keys_beside_each_other_and_each_key_in_turn() -> None:
     lanes.extend([Item(b"a", 0), Item(b"a", 1), Item(b"b", 2)])
     assert list(lanes.ready) == [Item(b"a", 0), Item(b"b", 2)]
     lanes.ready.clear()
-    lanes.leave(Item(b"a", 0))
+    lanes.leave([Item(b"a", 0)])
     assert list(lanes.ready) == [Item(b"a", 1)]
     lanes.ready.clear()
-    lanes.leave(Item(b"a", 1))
+    lanes.leave([Item(b"a", 1)])
     assert not lanes.ready
     assert len(lanes) == 1
 
@@ -30,7 +30,7 @@ def test_null_keys_have_no_order_but_empty_ones_do() -> None:
     lanes: Lanes[Item] = Lanes("key")
     lanes.extend([Item(None, 0), Item(None, 1), Item(b"", 2), Item(b"", 3)])
     assert [item.number for item in lanes.ready] == [0, 1, 2]
-    lanes.leave(Item(None, 0))
+    lanes.leave([Item(None, 0)])
     assert [item.number for item in lanes.ready] == [0, 1, 2]
 
 
@@ -79,7 +79,7 @@ def test_any_schedule_runs_everything_once_and_each_lane_in_order(ordering, keys
             item = running.pop(random.randrange(len(running)))
             name = lanes.name(item.key)
             ended[name].append(item.number)
-            lanes.leave(item)
+            lanes.leave([item])
     assert sorted(number for numbers in ended.values() for number in numbers) == list(range(len(keys)))
     assert len(lanes) == 0
     for name, numbers in ended.items():
@@ -90,4 +90,4 @@ def test_any_schedule_runs_everything_once_and_each_lane_in_order(ordering, keys
 def test_an_unknown_lane_is_a_bug_and_said_so() -> None:
     lanes: Lanes[Item] = Lanes("key")
     with pytest.raises(KeyError):
-        lanes.leave(Item(b"never", 0))
+        lanes.leave([Item(b"never", 0)])

@@ -117,7 +117,7 @@ def test_any_history_agrees_with_the_model(position: int, done: list[Range], his
                 continue
             known = sorted(model.undone if name == "complete" else model.done)
             offset = argument if name == "unknown" else (known[argument % len(known)] if known else 0)
-            tracker.complete(offset)
+            tracker.complete([offset])
             model.complete(offset)
         agree(tracker, model)
     agree_on_ranges(tracker, model)
@@ -154,7 +154,7 @@ def test_a_long_random_walk_agrees_with_the_model() -> None:
                     at = rng.randrange(len(undone))
                 undone[at], undone[-1] = undone[-1], undone[at]
                 offset = undone.pop()
-                tracker.complete(offset)
+                tracker.complete([offset])
                 model.complete(offset)
                 completed += 1
                 if not undone:
@@ -174,10 +174,10 @@ def test_a_window_completed_backwards_is_committed_at_once(window: int) -> None:
     tracker = OffsetTracker(100)
     tracker.extend(range(100, 100 + window))
     for offset in range(100 + window - 1, 100, -1):
-        tracker.complete(offset)
+        tracker.complete([offset])
         assert tracker.committable() == 100
     assert tracker.done_above() == [(101, 100 + window)]
-    tracker.complete(100)
+    tracker.complete([100])
     assert tracker.committable() == 100 + window
     assert tracker.done_above() == []
     assert tracker.unfinished == 0
@@ -187,13 +187,13 @@ def test_gaps_hold_nothing_up() -> None:
     tracker = OffsetTracker(0)
     tracker.extend([3, 7, 8, 20])
     assert tracker.committable() == 3
-    tracker.complete(3)
+    tracker.complete([3])
     assert tracker.committable() == 7
-    tracker.complete(8)
+    tracker.complete([8])
     assert tracker.done_above() == [(8, 9)]
-    tracker.complete(20)
+    tracker.complete([20])
     assert tracker.done_above() == [(8, 21)], "the hole between 8 and 20 costs no range of its own"
-    tracker.complete(7)
+    tracker.complete([7])
     assert tracker.committable() == 21
     tracker.advance(30)
     assert tracker.committable() == 30, "markers at the end of a log are passed"
@@ -203,7 +203,7 @@ def test_a_gap_between_undone_records_is_no_range() -> None:
     tracker = OffsetTracker(0)
     tracker.extend(range(0, 20_000, 2))
     assert tracker.done_above() == []
-    tracker.complete(19_998)
+    tracker.complete([19_998])
     assert tracker.done_above() == [(19_998, 19_999)]
 
 
@@ -220,7 +220,7 @@ def test_a_commit_soon_after_a_restart_forgets_nothing() -> None:
     first = OffsetTracker(0)
     first.extend(range(5001))
     for offset in range(1, 5001):
-        first.complete(offset)
+        first.complete([offset])
     assert first.committable() == 0
     assert first.done_above() == [(1, 5001)]
 
@@ -230,7 +230,7 @@ def test_a_commit_soon_after_a_restart_forgets_nothing() -> None:
     assert [offset for offset in range(100) if not second.is_done(offset)] == [0]
     assert second.done_above() == [(1, 5001)], "and while it is being read"
     assert second.unfinished == 1
-    second.complete(0)
+    second.complete([0])
     assert second.committable() == 100
     assert second.done_above() == [(100, 5001)]
     second.extend(range(100, 5003))
@@ -242,7 +242,7 @@ def test_completing_what_was_never_read_changes_nothing() -> None:
     tracker = OffsetTracker(10)
     tracker.extend([10, 12])
     for offset in (9, 11, 13, 10_000_000, -1):
-        tracker.complete(offset)
+        tracker.complete([offset])
     assert tracker.committable() == 10
     assert tracker.done_above() == []
     assert tracker.unfinished == 2
@@ -251,11 +251,11 @@ def test_completing_what_was_never_read_changes_nothing() -> None:
 def test_completing_twice_is_completing_once() -> None:
     tracker = OffsetTracker(0)
     tracker.extend([0, 1])
-    tracker.complete(1)
-    tracker.complete(1)
+    tracker.complete([1])
+    tracker.complete([1])
     assert tracker.unfinished == 1
-    tracker.complete(0)
-    tracker.complete(0)
+    tracker.complete([0])
+    tracker.complete([0])
     assert tracker.committable() == 2
 
 
@@ -276,7 +276,7 @@ def test_memory_follows_the_window_and_not_the_history() -> None:
     for start in range(0, 1_000_000, 500):
         tracker.extend(range(start, start + 500))
         for offset in range(start, start + 500):
-            tracker.complete(offset)
+            tracker.complete([offset])
         assert tracker.committable() == start + 500
         assert len(tracker._added) <= 2 * 4096
 
@@ -285,6 +285,6 @@ def test_memory_follows_the_window_also_when_some_record_is_always_undone() -> N
     tracker = OffsetTracker(0)
     for offset in range(100_000):
         tracker.add(offset)
-        tracker.complete(offset - 10)
+        tracker.complete([offset - 10])
         assert tracker.committable() == max(0, offset - 9)
         assert len(tracker._added) <= 2 * 4096

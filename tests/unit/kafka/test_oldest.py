@@ -41,13 +41,13 @@ def test_the_age_begins_anew_with_each_record() -> None:
     watch = OldestWatch()
     (partition,) = held(0)
     watch.look([partition], 0.0)
-    partition.tracker.complete(0)
+    partition.tracker.complete([0])
     watch.look([partition], 50.0)
     oldest = watch.of([partition], 51.0)
     assert oldest is not None
     assert (oldest.offset, oldest.seconds) == (1, 1.0)
     for offset in range(1, 10):
-        partition.tracker.complete(offset)
+        partition.tracker.complete([offset])
     watch.look([partition], 60.0)
     assert watch.of([partition], 60.0) is None
 
