@@ -7,20 +7,30 @@ import pytest
 from pyrula.workflows.store.memory import MemoryStore
 from pyrula.workflows.store.port import SourceStore
 from pyrula.workflows.store.valkey import ValkeyStore
-from tests.conformance.server import Server
+from tests.conformance.server import ClusterServer, Server
 from tests.services.child import ServiceUnavailable
 from tests.services.valkey import ValkeyServer
+from tests.services.valkey_cluster import ValkeyCluster
 
 
-@pytest.fixture(params=["memory", "valkey"])
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[ValkeyCluster]:
+    """Three masters that nobody harms."""
+    try:
+        with ValkeyCluster(appendonly=True) as cluster:
+            yield cluster
+    except ServiceUnavailable as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(params=["memory", "valkey", "cluster"])
 def make_store(request: pytest.FixtureRequest) -> Callable[[], SourceStore]:
     """Makes handles on one store, each as a process of its own would have it. All start empty."""
     if request.param == "memory":
         first = MemoryStore()
         return first.twin
-    request.getfixturevalue("server")
-    url, namespace = request.getfixturevalue("valkey"), request.getfixturevalue("namespace")
-    return lambda: ValkeyStore(url, namespace=namespace)
+    server: Server = request.getfixturevalue("server" if request.param == "valkey" else "cluster_server")
+    return lambda: ValkeyStore(server.url, namespace=server.namespace)
 
 
 @pytest.fixture
@@ -55,6 +65,13 @@ async def _cleared(server: Server) -> AsyncIterator[Server]:
 async def server(valkey: str, namespace: str) -> AsyncIterator[Server]:
     """The server as itself."""
     async for server in _cleared(Server(valkey, namespace)):
+        yield server
+
+
+@pytest.fixture
+async def cluster_server(cluster: ValkeyCluster, namespace: str) -> AsyncIterator[Server]:
+    """The cluster as itself."""
+    async for server in _cleared(ClusterServer(cluster.url, namespace)):
         yield server
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import redis.asyncio
+import redis.asyncio.cluster
 
 
 class Server:
@@ -37,3 +38,22 @@ class Server:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+class ClusterServer(Server):
+    """The same for a cluster: a command goes to the node of its key."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.url = url
+        self.namespace = namespace
+        plain = url.replace("valkey://", "redis://", 1)
+        self._client = redis.asyncio.cluster.RedisCluster.from_url(plain, protocol=2)
+
+    async def calls(self, command: str) -> int:
+        found = await self._client.info("commandstats", target_nodes=redis.asyncio.cluster.RedisCluster.PRIMARIES)
+        nodes = (
+            found.values()
+            if all(isinstance(each, dict) and "calls" not in each for each in found.values())
+            else [found]
+        )
+        return sum(int(stats.get(f"cmdstat_{command}", {}).get("calls", 0)) for stats in nodes)

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +12,7 @@ from pyrula.workflows.errors import PyrulaError, StaleToken
 from pyrula.workflows.store.memory import MemoryStore
 from pyrula.workflows.store.port import Batch, SourceStore, Token
 from pyrula.workflows.store.valkey import ValkeyStore
-from tests.conformance.server import Server
+from tests.conformance.server import ClusterServer, Server
 
 processes = st.integers(0, 1)
 # which of the tokens seen so far, counted from the last
@@ -36,9 +36,11 @@ names = itertools.count()
 class Bench:
     """Two stores, each held by two processes, alive over all examples of a test."""
 
-    def __init__(self, url: str, namespace: str) -> None:
+    def __init__(self, server: Callable[[], Server]) -> None:
         self.runner = asyncio.Runner()
         memory = MemoryStore()
+        self.server = self.runner.run(_made(server))
+        url, namespace = self.server.url, self.server.namespace
         self.pairs: list[tuple[SourceStore, SourceStore]] = [
             (memory, ValkeyStore(url, namespace=namespace)),
             (memory.twin(), ValkeyStore(url, namespace=namespace)),
@@ -46,7 +48,6 @@ class Bench:
         for pair in self.pairs:
             for store in pair:
                 self.runner.run(store.open())
-        self.server = Server(url, namespace)
 
     def close(self) -> None:
         for pair in self.pairs:
@@ -57,9 +58,18 @@ class Bench:
         self.runner.close()
 
 
-@pytest.fixture
-def bench(valkey: str, namespace: str) -> Iterator[Bench]:
-    bench = Bench(valkey, namespace)
+async def _made(server: Callable[[], Server]) -> Server:
+    # a client of a cluster belongs to the loop it is made in
+    return server()
+
+
+@pytest.fixture(params=["valkey", "cluster"])
+def bench(request: pytest.FixtureRequest, namespace: str) -> Iterator[Bench]:
+    given = request.getfixturevalue(request.param)
+    if request.param == "valkey":
+        bench = Bench(lambda: Server(given, namespace))
+    else:
+        bench = Bench(lambda: ClusterServer(given.url, namespace))
     yield bench
     bench.close()
 

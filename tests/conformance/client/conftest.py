@@ -7,9 +7,9 @@ import pytest
 from pyrula.workflows import WorkflowClient
 from pyrula.workflows.store.runs import RunStore
 from tests.conformance.client.holder import Holder
-from tests.conformance.runs.conftest import make_runs, server
+from tests.conformance.runs.conftest import cluster_server, cluster_shards, make_runs, server
 
-__all__ = ["client", "holder", "make_runs", "server"]
+__all__ = ["client", "cluster_server", "cluster_shards", "holder", "make_runs", "server"]
 
 
 @pytest.fixture

@@ -232,6 +232,7 @@ async def test_a_released_run_is_not_charged(rig: Rig) -> None:
     assert await rig.store.status(claimed.lease.run_id) == "running"
 
 
+@pytest.mark.parametrize("cluster_shards", [1])  # of one queue
 async def test_a_due_timer_queues_the_run_ahead_of_new_ones(rig: Rig) -> None:
     first = await rig.submit()
     claimed = await rig.claim()

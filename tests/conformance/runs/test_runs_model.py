@@ -32,7 +32,7 @@ from pyrula.workflows.store.messages import (
 )
 from pyrula.workflows.store.runs import Query, RunStore, Schedule, Submission, Suspect
 from pyrula.workflows.store.valkey import ValkeyStore
-from tests.conformance.server import Server
+from tests.conformance.server import ClusterServer, Server
 
 WORKERS = ["w1", "w2", "w3"]
 SERVED = [("a", "1"), ("a", "2"), ("b", "1")]
@@ -365,8 +365,13 @@ class Both:
         return [(event.type, event.data) for event in map(decode_event, await store.events(run_id))]
 
 
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "each_script_twice"])
-def test_both_stores_answer_random_commands_alike(valkey: str, twice: bool) -> None:
+@pytest.mark.parametrize("how", ["once", "each_script_twice", "on_a_cluster"])
+def test_both_stores_answer_random_commands_alike(how: str, request: pytest.FixtureRequest) -> None:
+    twice = how == "each_script_twice"
+    if how == "on_a_cluster":
+        url, kind = request.getfixturevalue("cluster").url, ClusterServer
+    else:
+        url, kind = request.getfixturevalue("valkey"), Server
     with asyncio.Runner() as runner:
         # shrinking takes minutes: the last command of the failing case says most
         @settings(
@@ -377,7 +382,7 @@ def test_both_stores_answer_random_commands_alike(valkey: str, twice: bool) -> N
         )
         @given(plays)
         def play(steps: list[tuple[Any, ...]]) -> None:
-            runner.run(_play(valkey, steps, twice))
+            runner.run(_play(kind, url, steps, twice))
 
         play()
 
@@ -395,10 +400,10 @@ def _send_twice(store: ValkeyStore) -> None:
     store._runs.script = script
 
 
-async def _play(valkey: str, steps: list[tuple[Any, ...]], twice: bool) -> None:
+async def _play(kind: type[Server], url: str, steps: list[tuple[Any, ...]], twice: bool) -> None:
     namespace = f"n{uuid.uuid4().hex[:12]}"
-    server = Server(valkey, namespace)
-    store = ValkeyStore(valkey, namespace=namespace, shards=1)
+    server = kind(url, namespace)
+    store = ValkeyStore(url, namespace=namespace, shards=1)
     try:
         await store.open()
         if twice:

@@ -8,18 +8,19 @@ import pytest
 
 from pyrula.workflows import MemoryStore, ValkeyStore, WorkerOptions, WorkflowClient, WorkflowWorker
 from pyrula.workflows.store.runs import RunStore
-from tests.conformance.runs.conftest import server
+from tests.conformance.runs.conftest import cluster_server, server
 from tests.conformance.server import Server
 
-__all__ = ["make_store", "server", "workers"]
+__all__ = ["cluster_server", "make_store", "server", "workers"]
 
 
-@pytest.fixture(params=["memory", "valkey"])
+@pytest.fixture(params=["memory", "valkey", "cluster"])
 def make_store(request: pytest.FixtureRequest) -> Callable[[], RunStore]:
     if request.param == "memory":
         return MemoryStore().twin
-    server: Server = request.getfixturevalue("server")
-    return lambda: ValkeyStore(server.url, namespace=server.namespace, shards=2)
+    clustered = request.param == "cluster"
+    server: Server = request.getfixturevalue("cluster_server" if clustered else "server")
+    return lambda: ValkeyStore(server.url, namespace=server.namespace, shards=5 if clustered else 2)
 
 
 class Workers:
