@@ -1,0 +1,283 @@
+"""Backfills that a client asks for: workers find them, share them, and are paused, resumed and stopped meanwhile."""
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from pyrula.kafka import Backfill, KafkaOptions, KafkaWorker
+from pyrula.workflows import (
+    BackfillNotFoundError,
+    BackfillRefused,
+    BackfillReport,
+    ConfigurationError,
+    Context,
+    Limit,
+    WorkflowClient,
+    step,
+    workflow,
+)
+from tests.integration.rig import OPTIONS, Rig
+from tests.services.topics import Message
+
+runs: list[tuple[str, int, int]] = []
+release: asyncio.Event
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    global release
+    release = asyncio.Event()  # it belongs to the test's loop
+    runs.clear()
+
+
+@step
+async def wait(offset: int) -> int:
+    if offset >= 5:
+        await release.wait()
+    return offset
+
+
+@workflow(name="control.note")
+async def note(ctx: Context) -> None:
+    assert ctx.record is not None
+    runs.append((ctx.run.id, ctx.record.partition, ctx.record.offset))
+
+
+@workflow(name="control.waiting")
+async def waiting(ctx: Context) -> None:
+    assert ctx.record is not None
+    await ctx.step(wait, ctx.record.offset)
+    runs.append((ctx.run.id, ctx.record.partition, ctx.record.offset))
+
+
+@workflow(name="control.limited", concurrency=Limit("key", max=1))
+async def limited(ctx: Context, key: str) -> None: ...
+
+
+def records(count: int, partitions: int = 1) -> list[Message]:
+    return [Message(b"k%d" % (n % 13), b"{}", partition=n % partitions) for n in range(count)]
+
+
+def client_of(rig: Rig) -> WorkflowClient:
+    return WorkflowClient(rig.store())  # type: ignore[arg-type]
+
+
+async def until_status(rig: Rig, client: WorkflowClient, backfill_id: str, *statuses: str) -> BackfillReport:
+    async def reached() -> BackfillReport | None:
+        report = await client.backfills.status(backfill_id)
+        return report if report.status in statuses else None
+
+    found: BackfillReport = await rig.until(reached, f"{backfill_id} to be {' or '.join(statuses)}")
+    return found
+
+
+async def until_let_go(rig: Rig, client: WorkflowClient, backfill_id: str) -> BackfillReport:
+    async def let_go() -> BackfillReport | None:
+        report = await client.backfills.status(backfill_id)
+        return report if all(one.worker is None for one in report.partitions) else None
+
+    found: BackfillReport = await rig.until(let_go, "the worker to let go")
+    return found
+
+
+async def test_a_worker_runs_what_a_client_asks_for(rig: Rig) -> None:
+    """Beside its binding, whose group, offsets and run ids stay as they are."""
+    await rig.create(partitions=3)
+    await rig.produce(records(60, 3))
+    async with client_of(rig) as client, rig.running(rig.binding(note)):
+        await rig.until_drained()
+        live = {run for run, _, _ in runs}
+        runs.clear()
+        committed = await rig.committed()
+        asked = await client.backfills.start(note, rig.topic, backfill_id="again", start=5, end=15)
+        assert asked.status in ("requested", "running")
+        report = await until_status(rig, client, "again", "completed")
+        assert await rig.committed() == committed
+    assert sorted((p, o) for _, p, o in runs) == [(p, o) for p in range(3) for o in range(5, 15)]
+    assert not live & {run for run, _, _ in runs}
+    assert report.completed == 30
+    assert report.group is None
+    assert report.created_at is not None
+    assert report.finished_at is not None
+    assert report.to_dict()["partitions"][0]["last_offset"] == 14
+
+
+async def test_several_workers_share_it(rig: Rig) -> None:
+    await rig.create(partitions=12)
+    await rig.produce(records(240, 12))
+    workers: Counter[str] = Counter()
+    async with client_of(rig) as client, rig.running(rig.binding(waiting)), rig.running(rig.binding(waiting)):
+        release.set()
+        await rig.until_drained()
+        release.clear()
+        runs.clear()
+        await client.backfills.start("control.waiting", rig.topic, backfill_id="shared", max_concurrency=4)
+
+        async def both() -> bool:
+            report = await client.backfills.status("shared")
+            workers.clear()
+            workers.update(one.worker for one in report.partitions if one.worker)
+            return len(workers) == 2 and sum(workers.values()) == 8
+
+        await rig.until(both, "both workers to have four partitions")
+        release.set()
+        report = await until_status(rig, client, "shared", "completed")
+    assert report.completed == 240
+    assert sorted((p, o) for _, p, o in runs) == [(p, o) for p in range(12) for o in range(20)]
+
+
+async def test_pause_resume_and_what_ran_meanwhile(rig: Rig) -> None:
+    await rig.create(partitions=2)
+    await rig.produce(records(60, 2))
+    async with client_of(rig) as client, rig.running(rig.binding(waiting), drain_timeout=20.0):
+        release.set()
+        await rig.until_drained()
+        release.clear()
+        runs.clear()
+        await client.backfills.start(waiting, rig.topic, backfill_id="b", max_concurrency=30)
+        await rig.until(lambda: len(runs) == 10, "it to wait at record 5 of both partitions")
+        assert (await client.backfills.pause("b")).status == "paused"
+        assert (await client.backfills.pause("b")).status == "paused"
+        release.set()
+        # what ran is done, and nothing else began
+        paused = await until_let_go(rig, client, "b")
+        assert 10 < paused.completed <= 10 + 26
+        assert len(runs) == paused.completed
+        assert (await client.backfills.resume("b")).status == "running"
+        report = await until_status(rig, client, "b", "completed")
+    assert report.completed == len(runs) == 60
+
+
+async def test_cancel_is_final(rig: Rig) -> None:
+    await rig.create()
+    await rig.produce(records(30))
+    async with client_of(rig) as client, rig.running(rig.binding(waiting), drain_timeout=0.2):
+        release.set()
+        await rig.until_drained()
+        release.clear()
+        runs.clear()
+        await client.backfills.start(waiting, rig.topic, backfill_id="b")
+        await rig.until(lambda: len(runs) == 5, "it to wait at record 5")
+        assert (await client.backfills.cancel("b")).status == "cancelled"
+        for refused in (client.backfills.pause, client.backfills.resume):
+            with pytest.raises(BackfillRefused, match="is cancelled"):
+                await refused("b")
+        with pytest.raises(BackfillRefused, match="was cancelled, which is final; use another id"):
+            await client.backfills.start(waiting, rig.topic, backfill_id="b")
+        report = await until_let_go(rig, client, "b")
+        release.set()
+        assert (report.completed, len(runs)) == (5, 5)
+        assert [one.id for one in await client.backfills.list()] == ["b"]
+
+
+async def test_asking_for_what_cannot_be(rig: Rig) -> None:
+    async with client_of(rig) as client:
+        start = client.backfills.start
+        with pytest.raises(ConfigurationError, match=r"control.limited has concurrency=.*max_concurrency= and rate="):
+            await start(limited, "orders")
+        with pytest.raises(ConfigurationError, match="can't be imported by a worker"):
+            await start(note, "orders", where=lambda record: True)
+        with pytest.raises(ConfigurationError, match=r"the end .* is before the start"):
+            await start(note, "orders", start=5, end=4)
+        with pytest.raises(ConfigurationError, match="'no good id' can't be the id"):
+            await start(note, "orders", backfill_id="no good id")
+        with pytest.raises(BackfillNotFoundError, match="no backfill has the id 'x'"):
+            await client.backfills.status("x")
+        assert await client.backfills.list() == []
+
+
+async def test_a_request_that_no_worker_can_run_waits_and_one_that_cannot_be_run_fails(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    await rig.create()
+    await rig.produce(records(5))
+    async with client_of(rig) as client, rig.running(rig.binding(note)):
+        await client.backfills.start("control.unknown", rig.topic, backfill_id="unknown")
+        await client.backfills.start(note, rig.topic, group="another", backfill_id="other-group")
+        await client.backfills.start(note, rig.topic, where="no.such:thing", backfill_id="where")
+        await client.backfills.start(note, f"{rig.topic}-no", backfill_id="topic")
+        failed = await until_status(rig, client, "topic", "failed")
+        assert f"topic {rig.topic}-no does not exist" in failed.problem
+        statuses = {one.id: one.status for one in await client.backfills.list()}
+    assert statuses == {
+        "unknown": "requested",
+        "other-group": "requested",
+        "where": "requested",
+        "topic": "failed",
+    }
+    assert "backfill where isn't run by this worker: where='no.such:thing' can't be imported" in caplog.text
+
+
+async def test_a_worker_that_stops_lets_go_and_another_goes_on(rig: Rig) -> None:
+    await rig.create()
+    await rig.produce(records(30))
+    async with client_of(rig) as client:
+        async with rig.running(rig.binding(waiting), drain_timeout=0.3):
+            release.set()
+            await rig.until_drained()
+            release.clear()
+            runs.clear()
+            await client.backfills.start(waiting, rig.topic, backfill_id="b")
+            await rig.until(lambda: len(runs) == 5, "it to wait at record 5")
+        report = await client.backfills.status("b")
+        assert (report.status, report.completed, report.partitions[0].worker) == ("running", 5, None)
+        release.set()
+        async with rig.running(rig.binding(waiting)):
+            report = await until_status(rig, client, "b", "completed")
+    assert report.completed == len(runs) == 30
+    assert [offset for _, _, offset in runs[:5]] == list(range(5))
+
+
+async def test_a_pace_that_is_changed_while_it_runs(rig: Rig) -> None:
+    await rig.create()
+    await rig.produce(records(40))
+    async with client_of(rig) as client, rig.running(rig.binding(note)):
+        await rig.until_drained()
+        runs.clear()
+        await client.backfills.start(note, rig.topic, backfill_id="b", rate=2)
+        await rig.until(lambda: len(runs) >= 2, "it to begin")
+        assert len(runs) < 20
+        report = await client.backfills.start(note, rig.topic, backfill_id="b", rate=10_000)
+        assert report.rate == 10_000
+        report = await until_status(rig, client, "b", "completed")
+    assert report.completed == 40
+
+
+async def test_a_worker_waits_for_its_own_backfill_until_it_is_stopped(rig: Rig) -> None:
+    await rig.create()
+    await rig.produce(records(30))
+    shown: list[BackfillReport] = []
+    kafka = KafkaOptions(bootstrap_servers=rig.kafka, **{**OPTIONS, "drain_timeout": 0.2})
+    worker = KafkaWorker([rig.binding(waiting)], store=rig.store(), kafka=kafka)  # type: ignore[arg-type]
+    running = asyncio.create_task(worker.run())
+    backfill = asyncio.create_task(
+        worker.backfill(Backfill(rig.binding(waiting), id="b", start=0, end=5), on_progress=shown.append)
+    )
+    report = await asyncio.wait_for(backfill, 30)
+    assert (report.status, report.completed) == ("completed", 5)
+    assert shown[-1] == report
+    backfill = asyncio.create_task(worker.backfill(Backfill(rig.binding(waiting), id="c")))
+    await rig.until(lambda: len(runs) >= 15, "it to wait at record 5")
+    worker.stop()
+    await asyncio.wait_for(running, 30)
+    with pytest.raises(Exception, match="the worker stopped before backfill c was over; the same id goes on"):
+        await asyncio.wait_for(backfill, 30)
+
+
+async def test_a_fault_of_the_body_in_one_backfill_leaves_live_records_alone(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both read the same topic at once; each has lanes, ids and journals of its own."""
+    await rig.create(partitions=2)
+    await rig.produce(records(100, 2))
+    caplog.set_level(logging.WARNING)
+    async with client_of(rig) as client, rig.running(rig.binding(note)):
+        await client.backfills.start(note, rig.topic, backfill_id="b")
+        await rig.until_drained()
+        await until_status(rig, client, "b", "completed")
+    counts: Counter[Any] = Counter((p, o) for _, p, o in runs)
+    assert set(counts.values()) == {2}
+    assert len({run for run, _, _ in runs}) == 200
