@@ -129,7 +129,8 @@ async def test_several_workers_share_it(rig: Rig) -> None:
     assert sorted((p, o) for _, p, o in runs) == [(p, o) for p in range(12) for o in range(20)]
 
 
-async def test_pause_resume_and_what_ran_meanwhile(rig: Rig) -> None:
+async def test_pause_resume_and_what_ran_meanwhile(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     await rig.create(partitions=2)
     await rig.produce(records(60, 2))
     async with client_of(rig) as client, rig.running(rig.binding(waiting), drain_timeout=20.0):
@@ -141,6 +142,7 @@ async def test_pause_resume_and_what_ran_meanwhile(rig: Rig) -> None:
         await rig.until(lambda: len(runs) == 10, "it to wait at record 5 of both partitions")
         assert (await client.backfills.pause("b")).status == "paused"
         assert (await client.backfills.pause("b")).status == "paused"
+        await rig.until(lambda: "2 partitions are let go" in caplog.text, "the worker to have heard of it")
         release.set()
         # what ran is done, and nothing else began
         paused = await until_let_go(rig, client, "b")

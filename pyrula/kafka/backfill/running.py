@@ -258,6 +258,7 @@ class RunningBackfill:
             return
         for part in parts:
             part.quiesce()
+        log.info("backfill %s: %d partitions are let go when what runs has ended", self.job.id, len(parts))
         deadline = monotonic() + self._options.drain_timeout
         while any(part.busy and not part.lost for part in parts) and monotonic() < deadline:
             if monotonic() >= self._next_save:
