@@ -97,9 +97,9 @@ class Addresses:
         if record.offset in self.partition.addressed or self.partition.binding.keep != "none":
             self._of(record.offset).on_failure(error)
 
-    def hold(self, record: Raw, text: str) -> None:
-        """A record can't go on until somebody says so."""
-        self._of(record.offset).hold(record, text)
+    def hold(self, record: Raw, text: str, run: RecordRun | None) -> None:
+        """A record can't go on until somebody says so, then by this run."""
+        self._of(record.offset).hold(record, text, run)
 
     async def passed(self, below: int) -> None:
         """Everything under an offset is committed."""

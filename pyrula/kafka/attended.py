@@ -436,14 +436,14 @@ class AttendedRun:
         """What it failed with, once and for all."""
         self._failure = failure_of(error)
 
-    def hold(self, record: Raw, text: str) -> None:
-        """It can't go on until somebody says so."""
+    def hold(self, record: Raw, text: str, run: RecordRun | None) -> None:
+        """It can't go on until somebody says so, then by this run, or from its beginning if there is none."""
         outcome = self._outcome
         if outcome is not None and outcome.status == "paused" and outcome.error is None:
             reason: bytes = outcome.value
         else:
             reason = encode_failure(self._failure or Failure("", text))
-        self._held = (record, self.run)
+        self._held = (record, run)
         self._status, self._waits, self._reason = RunStatus.PAUSED, (), reason
         self._queued.events.append(encode_event("paused", self._clock.now().timestamp(), reason=reason.decode()))
         # a pause that was read is over with this

@@ -200,10 +200,9 @@ class RunEndings:
         if binding.on_failure == "skip":
             self._settle("skipped", partition, record, attempts, text, since)
         elif binding.on_failure == "stop":
-            if run is not None:
-                # At its next assignment the run goes on from its journal without the last error.
-                run.retry()
-            self._hold("stopped", partition, record, attempts, text, since)
+            # It goes on from its journal without the last error.
+            again = None if run is None else run.retry()
+            self._hold("stopped", partition, record, attempts, text, since, again)
         else:
             copy = letter(
                 binding.dead_letter_topic_of(record.topic),
@@ -217,18 +216,27 @@ class RunEndings:
                 trace="" if run is None else "".join(traceback.format_exception(error)),
                 rows=None if run is None or run.journal is None else run.journal.rows(),
             )
-            self._post(copy, partition, record, attempts, text, since)
+            self._post(copy, partition, record, attempts, text, since, run)
 
-    def _post(self, copy: Output, partition: Partition, record: Raw, attempts: int, text: str, since: float) -> None:
+    def _post(
+        self,
+        copy: Output,
+        partition: Partition,
+        record: Raw,
+        attempts: int,
+        text: str,
+        since: float,
+        run: RecordRun | None,
+    ) -> None:
         def posted(refused: OutputRefused | None) -> None:
             if refused is None:
                 self._settle("dead_lettered", partition, record, attempts, text, since)
                 return
             smaller = without_extras(copy)
             if isinstance(refused, TooLarge) and smaller != copy:
-                self._post(smaller, partition, record, attempts, text, since)
+                self._post(smaller, partition, record, attempts, text, since, run)
             else:
-                self._hold("stopped", partition, record, attempts, f"no dead letter: {refused}", since)
+                self._hold("stopped", partition, record, attempts, f"no dead letter: {refused}", since, run)
 
         self._send(partition, [copy], posted)
 
@@ -269,14 +277,24 @@ class RunEndings:
             self._tell(kind, partition, record, attempts, text, since)
         self._release(partition)
 
-    def _hold(self, kind: EventKind, partition: Partition, record: Raw, attempts: int, text: str, since: float) -> None:
-        """The record stays unfinished and its lane with it; others go on until the window is full."""
+    def _hold(
+        self,
+        kind: EventKind,
+        partition: Partition,
+        record: Raw,
+        attempts: int,
+        text: str,
+        since: float,
+        run: RecordRun | None = None,
+    ) -> None:
+        """The record stays unfinished and its lane with it; others go on until the window is full. `run` is what may
+        go on."""
         partition.stopped[record.offset] = (
             f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}: {text}"
         )
         log.error("%s[%d] offset %d is held: %s", partition.tp.topic, partition.tp.partition, record.offset, text)
         if partition.addresses is not None and not partition.closed:
-            partition.addresses.hold(record, text)
+            partition.addresses.hold(record, text, run)
         self._tell(kind, partition, record, attempts, text, since)
         self._release(partition)
 
@@ -292,7 +310,7 @@ class RunEndings:
             )
             log.error("binding %s is paused: %s", pool.binding.name, pool.halted)
         assert outcome.error is not None
-        self._hold("paused", run.partition, run.origin, run.attempt, str(outcome.error), run.started)
+        self._hold("paused", run.partition, run.origin, run.attempt, str(outcome.error), run.started, run)
 
     def over(self, partition: Partition, record: Raw) -> None:
         """The record's run had ended before, and only its offset was still open."""
@@ -314,7 +332,7 @@ class RunEndings:
 
     def _paused(self, run: RecordRun) -> None:
         self.pool.stats.paused += 1
-        self._hold("paused", run.partition, run.origin, run.attempt, "paused by a client", run.started)
+        self._hold("paused", run.partition, run.origin, run.attempt, "paused by a client", run.started, run)
 
     def _tell(
         self,

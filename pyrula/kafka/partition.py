@@ -129,8 +129,8 @@ class Attending(Protocol):
     def on_failure(self, record: Raw, error: BaseException) -> None:
         """What a record's run failed with, once and for all."""
 
-    def hold(self, record: Raw, text: str) -> None:
-        """A record can't go on until somebody says so."""
+    def hold(self, record: Raw, text: str, run: RecordRun | None) -> None:
+        """A record can't go on until somebody says so, then by this run."""
 
     async def passed(self, below: int) -> None:
         """Everything under an offset is committed."""
