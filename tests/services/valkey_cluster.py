@@ -109,6 +109,11 @@ class ValkeyCluster:
 
         wait_until(healthy, description="the cluster to be healthy", timeout=30, interval=0.1)
 
+    def primaries(self) -> list[ClusterNode]:
+        """The running nodes that are masters now."""
+        running = [node for node in self.nodes if node.server.running]
+        return [node for node in running if node.call("INFO", "replication")["role"] == "master"]
+
     def owner_of(self, slot: int) -> ClusterNode:
         """The master that has the slot now."""
         ports = {node.server.port: node for node in self.nodes}
@@ -132,7 +137,7 @@ class ValkeyCluster:
         return len(keys)
 
     def end_move(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
-        for node in (target, source, *self.masters):
+        for node in (target, source, *self.primaries()):
             node.call("CLUSTER", "SETSLOT", slot, "NODE", target.id)
 
     def stop(self) -> None:
