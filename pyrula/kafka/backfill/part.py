@@ -251,6 +251,7 @@ class Part:
         """Hand over what is to be run; all else that reading has passed is done. How many are to be run."""
         progress, tracker, matches = self.progress, partition.tracker, self._around.job.matches
         chosen = []
+        count = 0
         for record in records:
             offset = record.offset
             if offset >= progress.end:
@@ -271,8 +272,9 @@ class Part:
                         progress.note = progress.note or f"offset {offset} was not run: {error}"
                     continue
             progress.matched += new
-            if not tracker.is_done(offset):
-                chosen.append(record)
+            # Those that are done already are noted by the tracker, too, or the next save would forget that they are.
+            chosen.append(record)
+            count += not tracker.is_done(offset)
         if chosen:
             partition.receive(chosen)
         tracker.advance(position)
@@ -281,7 +283,7 @@ class Part:
             self._read_all = True
         if chosen:
             self._around.pool.offer(partition)
-        return len(chosen)
+        return count
 
     async def _out_of_range(self, partition: Partition) -> None:
         """Retention took what comes next, or the log was cut."""
