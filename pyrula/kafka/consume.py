@@ -19,6 +19,7 @@ from pyrula.kafka.assignment import Assignment, LettingGo
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.client import BrokerError, GroupClient, Membership, MembershipLost, OutOfRange, Unreadable
 from pyrula.kafka.committer import Committer
+from pyrula.kafka.deaths import read_marks
 from pyrula.kafka.events import Observer, RecordEvent, tell
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.opening import NotOpened, Opened, Opener, Postponed, stopped_by_loss
@@ -319,6 +320,7 @@ class GroupConsumer:
         if opened.lost:
             self._tell_lost(tp, pool.binding, opened.start - opened.lost, opened.start)
         client = self.client
+        marks, rows = read_marks(opened.claim)
 
         def fetch(on: bool) -> None:
             if self.assignment is not assignment:
@@ -335,7 +337,8 @@ class GroupConsumer:
             token=opened.claim.token,
             source=source,
             tracker=OffsetTracker(opened.start, opened.done),
-            rows=opened.claim.rows,
+            rows=rows,
+            marks=marks,
             known=opened.known,
             anchor=opened.anchor,
             commits=self._commits,

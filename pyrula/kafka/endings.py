@@ -14,6 +14,7 @@ from random import random
 from time import monotonic
 
 from pyrula.kafka.dead_letter import letter, without_extras
+from pyrula.kafka.deaths import Mark
 from pyrula.kafka.events import EventKind, Observer, RecordEvent, tell
 from pyrula.kafka.outputs import OutputRefused, Producing, TooLarge
 from pyrula.kafka.partition import Partition, Raw, RecordRun
@@ -47,6 +48,10 @@ class NoNextLink(PyrulaError):
 
     def __reduce__(self) -> tuple[type["NoNextLink"], tuple[str]]:
         return type(self), (self.run_id,)
+
+
+class WorkerDied(PyrulaError):
+    """A record during which its process died again and again, also when nothing else ran."""
 
 
 class RunEndings:
@@ -116,7 +121,15 @@ class RunEndings:
 
     def refuse(self, partition: Partition, record: Raw, error: RecordError) -> None:
         """A record that can't be turned into a run: no attempt, no retry."""
-        self._dispose(partition, record, error, None)
+        self._dispose(partition, record, error, None, reason="undecodable")
+
+    def condemn(self, partition: Partition, record: Raw, mark: Mark) -> None:
+        """A record that killed its worker too often is not run again."""
+        error = WorkerDied(
+            f"the worker process died {mark.deaths + mark.alone} times while this record was in progress, "
+            f"{mark.alone} times with nothing else running"
+        )
+        self._dispose(partition, record, error, None, reason="worker died", attempts=mark.deaths + mark.alone)
 
     def completed_at_once(self, run: RecordRun) -> None:
         """Tell of a run that needed nothing but its body."""
@@ -191,12 +204,22 @@ class RunEndings:
             partition.lanes.ready.appendleft(run)
             self.pool.offer(partition)
 
-    def _dispose(self, partition: Partition, record: Raw, error: BaseException, run: RecordRun | None) -> None:
-        """The last word on a record that failed, by the binding's on_failure. No run: it couldn't be made one."""
+    def _dispose(
+        self,
+        partition: Partition,
+        record: Raw,
+        error: BaseException,
+        run: RecordRun | None,
+        *,
+        reason: str = "failed",
+        attempts: int = 0,
+    ) -> None:
+        """The last word on a record that failed, by the binding's on_failure. No run: it was not made one."""
         if partition.addresses is not None:
             partition.addresses.on_failure(record, error)
-        binding, text = self.pool.binding, _one_line(error)
-        attempts, since = (0, monotonic()) if run is None else (run.attempt, run.started)
+        binding, text, since = self.pool.binding, _one_line(error), monotonic()
+        if run is not None:
+            attempts, since = run.attempt, run.started
         if binding.on_failure == "skip":
             self._settle("skipped", partition, record, attempts, text, since)
         elif binding.on_failure == "stop":
@@ -210,7 +233,7 @@ class RunEndings:
                 group=binding.group,
                 workflow=binding.workflow.name,
                 run_id=partition.run_id(record.offset),
-                reason="undecodable" if run is None else "failed",
+                reason=reason,
                 message=text,
                 attempts=attempts,
                 trace="" if run is None else "".join(traceback.format_exception(error)),

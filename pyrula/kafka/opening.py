@@ -19,6 +19,7 @@ from pyrula.kafka.assignment import Assignment
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.client import BrokerError, Committed, GroupClient, MetadataTooLarge
 from pyrula.kafka.commit_map import CommitMap, Foreign, decode, encode
+from pyrula.kafka.deaths import CAREFUL_AFTER, CAREFUL_AT_ONCE
 from pyrula.kafka.partition import Raw
 from pyrula.kafka.record import Witness, fingerprint
 from pyrula.workflows.errors import StaleToken, StoreError
@@ -270,6 +271,11 @@ class Opener:
             )  # fmt: skip
             await self._store.lower_source(self._sources[tp], claim.token, offset, forget=True)
             done, known, claim, another = (), None, replace(claim, rows=[], below=offset), True
+        if claim.crashes >= CAREFUL_AFTER:
+            log.warning(
+                "%s[%d]: %d workers in a row died here without a commit that moved on: at most %d records run at once, "
+                "each marked, to find the one that kills them", tp.topic, tp.partition, claim.crashes, CAREFUL_AT_ONCE
+            )  # fmt: skip
         if claim.below is not None and offset < claim.below and isinstance(start.map, CommitMap):
             log.warning(
                 "%s: the committed offset %d is older than what was committed before (%d): processing starts there",

@@ -8,12 +8,14 @@ Kafka client (it asks for pause and resume through callables) nor who executes i
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol, cast
 
 from aiokafka import TopicPartition
 
 from pyrula.kafka.binding import Binding
+from pyrula.kafka.deaths import MARK_INDEX, Mark, Marks
 from pyrula.kafka.lanes import Lanes
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.record import RawRecord, Record, Witness, fingerprint, run_id
@@ -157,6 +159,7 @@ class Partition:
         fenced: Callable[["Partition"], None],
         standing: Standing,
         triggers: TriggerStore,
+        marks: Marks | None = None,
     ) -> None:
         self.tp = tp
         self.binding = binding
@@ -200,6 +203,12 @@ class Partition:
         self._triggers = triggers
         self._queue = commits.lane(source, token, self._marks, self._flushed)
         self.on_flushed: Callable[[Partition, Flush], None] | None = None
+        self.marked: dict[int, Mark] = {}
+        self.marks: Marks | None = None
+        if marks is not None:
+            for position, index, data in marks.changed:
+                self._queue.add(position, index, data)
+            self.marks = marks if marks.careful or marks.charged else None
 
     def receive(self, records: list[Raw]) -> None:
         """Take records that were read, in offset order; those known to be done are dropped here."""
@@ -292,6 +301,21 @@ class Partition:
             self._fenced(self)
         if flush.riders and self.on_flushed is not None:
             self.on_flushed(self, flush)
+
+    async def mark(self, record: Raw, mark: Mark) -> None:
+        """Write durably that the record is about to run. Raises LeaseLost if it is no longer ours to run."""
+        rows = self.rows_of(record)
+        marked = replace(mark, journaled=0 if rows is None else rows.next_index)
+        self.marked[record.offset] = marked
+        self.journaled = True
+        await self._queue.add(record.offset, MARK_INDEX, marked.row(fingerprint(record))).wait()
+
+    def unmark(self, record: Raw) -> Mark | None:
+        """The record's body has ended, so no death can be its doing. What it was marked with, if it was."""
+        mark = self.marked.pop(record.offset, None)
+        if mark is not None and not self.closed:
+            self._queue.add(record.offset, MARK_INDEX, replace(mark, running="", journaled=0).row(fingerprint(record)))
+        return mark
 
     def durable(self, run: Execution) -> Awaitable[None] | None:
         """Host of runs: None when every row of the run is acknowledged, else what to await; raises LeaseLost there."""
@@ -395,6 +419,8 @@ class Partition:
     def pruned(self, below: int) -> None:
         """The store dropped what it held under `below`."""
         self.pruned_below = below
+        if self.marks is not None:
+            self.marks = self.marks.moved_on(below)
         if self._highest is not None and self._highest.offset < below:
             # The last bucket may be full of rows that are no longer needed, and no more records are read to pass it.
             self._journal_bytes.clear()

@@ -17,17 +17,22 @@ from asyncio.tasks import _enter_task, _leave_task
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol
 
 from aiokafka import TopicPartition
 
 from pyrula.kafka.binding import Binding
+from pyrula.kafka.deaths import Mark
 from pyrula.kafka.events import BindingStats
 from pyrula.kafka.partition import Partition, Raw, RecordRun
+from pyrula.kafka.record import fingerprint
 from pyrula.kafka.serde import RecordError
+from pyrula.kafka.solitude import Solitude
 from pyrula.kafka.standing import Standing
 from pyrula.workflows.clock import Clock
+from pyrula.workflows.errors import StoreError
 from pyrula.workflows.execution import Drive, Outcome
 from pyrula.workflows.group_commit import Flush
 
@@ -47,6 +52,8 @@ class Endings(Protocol):
     def refuse(self, partition: Partition, record: Raw, error: RecordError) -> None: ...
 
     def broken(self, partition: Partition, record: Raw, error: Exception) -> None: ...
+
+    def condemn(self, partition: Partition, record: Raw, mark: Mark) -> None: ...
 
 
 class Replayer(Drive):
@@ -75,6 +82,7 @@ class Replayers:
         self.in_flight = 0
         self.halted: str | None = None
         self.standing = Standing()
+        self.solitude = Solitude(lambda: self.bodies, self.wake)
         self.on_completed: Callable[[RecordRun], None] | None = None
         self._endings = endings
         self._clock = clock
@@ -121,6 +129,11 @@ class Replayers:
             self._rotation.remove(partition)
             partition.in_rotation = False
         self._share_out()
+
+    @property
+    def bodies(self) -> int:
+        """How many bodies are in progress, or have rows or outputs on their way."""
+        return self.in_flight - sum(partition.waiting for partition in self._partitions)
 
     def _share_out(self) -> None:
         count = len(self._partitions)
@@ -184,7 +197,8 @@ class Replayers:
         """How many runs of the partition may be in flight beside those that are."""
         free = self._limit - self.in_flight
         own = max(0, self._reserve - partition.in_flight)
-        return min(free, own + max(0, free - self._unused_reserve))
+        room = min(free, own + max(0, free - self._unused_reserve))
+        return room if partition.marks is None else min(room, partition.marks.room(partition.in_flight))
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -265,7 +279,7 @@ class Replayers:
     def _start(self, left: int) -> int:
         """Start heads of lanes, so many at most. Answers how many more there may be."""
         rotation, full = self._rotation, 0
-        while full < len(rotation) and left > 0 and not self.halted:
+        while full < len(rotation) and left > 0 and not self.halted and not self.solitude.wanted:
             partition = rotation[0]
             if not partition.lanes.ready:
                 rotation.popleft()
@@ -298,7 +312,7 @@ class Replayers:
                 taken += 1
                 counted = False
                 try:
-                    if self._busy_lanes or partition.addressed:
+                    if self._busy_lanes or partition.addressed or partition.marks is not None:
                         counted = self._begin_later(partition, head, present)
                     if not counted:
                         run = head if type(head) is RecordRun else self._new_run(partition, head)
@@ -361,8 +375,10 @@ class Replayers:
     def _begin_later(self, partition: Partition, head: Any, replayer: Replayer) -> bool:
         """Whether the head has to wait before it begins, which it does in the replayer's task."""
         offset = head.origin.offset if type(head) is RecordRun else head.offset
-        if offset not in partition.addressed and (
-            type(head) is RecordRun or self._former_body(partition, head) is None
+        if (
+            offset not in partition.addressed
+            and (type(head) is RecordRun or self._former_body(partition, head) is None)
+            and (partition.marks is None or not partition.marks.concerns(offset))
         ):
             return False
         self._count(partition, 1)
@@ -404,11 +420,13 @@ class Replayers:
             self._free.append(replayer)
 
     def _broken(self, run: RecordRun, replayer: Replayer, error: Exception) -> None:
+        self._unmark(run.partition, run.origin)
         if replayer.run is run:
             self._leaves(run, replayer)
         self._endings.broken(run.partition, run.origin, error)
 
     def _failed_to_run(self, partition: Partition, head: Any, error: Exception) -> None:
+        self._unmark(partition, head.origin if type(head) is RecordRun else head)
         if type(error) is RecordError:
             self._endings.refuse(partition, head, error)
         else:
@@ -417,6 +435,8 @@ class Replayers:
     def _ended(self, run: RecordRun, outcome: Outcome) -> None:
         """A body has ended. If nothing but its rows is to come it is completed together with others; for the rest see
         the endings."""
+        if run.partition.marked:
+            self._unmark(run.partition, run.origin)
         if not self._is_done(run, outcome):
             self._endings.end(run, outcome)
         elif run.partition.closed or run.durable:
@@ -482,9 +502,11 @@ class Replayers:
             attended = partition.addressed.get(record.offset)
             if attended is not None and not await attended.admit(record):
                 return
-            while not self._may_act() and partition in self._partitions:
-                await self.standing.changed()
+            if not await self._mark(partition, record):
+                return
+            await self._until_free(partition, record)
             if partition not in self._partitions:
+                self._unmark(partition, record)
                 self.leave(partition)
                 return
         finally:
@@ -500,6 +522,48 @@ class Replayers:
             partition.running[record.offset] = run
         else:
             self._ended(run, outcome)
+
+    async def _mark(self, partition: Partition, record: Raw) -> bool:
+        """Write down that the record is in progress, once nothing else is if it must run alone. False, and it has left,
+        if it isn't to run here."""
+        if partition.marks is None or not partition.marks.concerns(record.offset):
+            return True
+        mark = partition.marks.of(record.offset, fingerprint(record))
+        if mark.condemned and partition in self._partitions:
+            self._endings.condemn(partition, record, mark)
+            return False
+        if mark.needs_solitude:
+            mark = replace(mark, running="alone")
+            mine = await self.solitude.take(mark.alone, lambda: partition in self._partitions)
+        else:
+            mark = replace(mark, running="beside")
+            await self._until_free(partition, record)
+            mine = partition in self._partitions
+        if mine:
+            try:
+                await partition.mark(record, mark)
+                return True
+            except StoreError:
+                self._unmark(partition, record)
+        self.leave(partition)
+        return False
+
+    def _unmark(self, partition: Partition, record: Raw) -> None:
+        mark = partition.unmark(record)
+        if mark is not None and mark.running == "alone":
+            self.solitude.give_back()
+
+    async def _until_free(self, partition: Partition, record: Raw) -> None:
+        """Until the record may start as far as the group and its neighbours go, or its partition is let go."""
+        mark = partition.marked.get(record.offset)
+        alone = mark is not None and mark.running == "alone"
+        while partition in self._partitions:
+            if not self._may_act():
+                await self.standing.changed()
+            elif self.solitude.wanted and not alone:
+                await self.solitude.open()
+            else:
+                return
 
     async def _carry(self, run: RecordRun, replayer: Replayer, cancelled: asyncio.CancelledError | None) -> None:
         """See a run to its end, by waiting for whatever it waits for."""

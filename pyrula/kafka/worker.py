@@ -17,6 +17,7 @@ from pyrula.kafka.backfill.definition import Backfill
 from pyrula.kafka.backfill.service import BackfillInterrupted, BackfillService, options_for
 from pyrula.kafka.binding import Binding, check_bindings
 from pyrula.kafka.consume import GroupConsumer
+from pyrula.kafka.deaths import CAREFUL_AT_ONCE
 from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.events import BindingHealth, BindingStats, Health, Observer
 from pyrula.kafka.oldest import OldestWatch
@@ -24,6 +25,7 @@ from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.outputs import Outputs
 from pyrula.kafka.partition import Partition
 from pyrula.kafka.replayers import Replayers
+from pyrula.kafka.solitude import Solitude
 from pyrula.kafka.stalls import StallWatch
 from pyrula.kafka.stores import WorkerStore
 from pyrula.kafka.topics import TopicWatch
@@ -87,6 +89,7 @@ class KafkaWorker:
         self._looking: list[asyncio.Task[None]] = []
         self._book = AddressBook(store, self._clock)
         self._oldest = OldestWatch()
+        self._solitude = Solitude(lambda: sum(pool.bodies for pool in self._pools), self._wake_pools)
         self._reported = monotonic()
 
     @property
@@ -203,6 +206,11 @@ class KafkaWorker:
         odd += [text for topic, text in problems.items() if topic in letters or topic not in self._dead_letter_topics()]
         for partition in self._partitions_of(binding):
             odd += list(partition.stopped.values())[:3]
+            if partition.marks is not None and partition.marks.careful:
+                odd.append(
+                    f"{partition.tp.topic}[{partition.tp.partition}]: workers died here again and again; at most "
+                    f"{CAREFUL_AT_ONCE} records run at once until a commit moves on"
+                )
             if partition.held_by_window:
                 oldest = partition.tracker.oldest()
                 odd.append(
@@ -276,6 +284,7 @@ class KafkaWorker:
             pool = Replayers(binding, endings, self._clock)
             pool.on_completed = endings.completed_at_once if self.on_event is not None else None
             endings.pool = pool
+            pool.solitude = self._solitude
             self._book.serve(binding, pool, endings)
             self._pools.append(pool)
             self._endings.append(endings)
@@ -302,6 +311,10 @@ class KafkaWorker:
         await _all_of(pool.stop() for pool in former)
         for each in endings:
             each.close()
+
+    def _wake_pools(self) -> None:
+        for pool in self._pools:
+            pool.wake()
 
     def _look_for_topics(self) -> None:
         loop = asyncio.get_running_loop()

@@ -40,10 +40,12 @@ NOTES: Final = frozenset(
         "answer",
         "message",
         "failed",
+        "mark",
     )
 )
 """`attempt` of the operation "" is the run's own number of rounds; `loose`, `head` and `failed` belong to no operation
-either. `applied` is an update that was answered; `failed` says where a retry cuts the journal; `answer` and `message`
+either. `applied` is an update that was answered; `mark` says of a partition's record that it is in
+progress, and is no row of its run; `failed` says where a retry cuts the journal; `answer` and `message`
 are what a retry kept of it: a step or an event that needn't be executed again, and a message to be delivered again."""
 
 # What a row takes beside its value, its operation's id and name.

@@ -25,6 +25,7 @@ class _Source:
     claimant: object
     held: bool = True
     crashes: int = 0
+    crashed: bool = False
     below: int | None = None
     high: int | None = None
     witness: bytes | None = None
@@ -90,7 +91,7 @@ class MemoryStore(MemoryRecords, MemorySchedules, MemoryListing, MemoryBackfills
             if below is None or position >= below
             for index, data in sorted(entries.items())
         ]
-        return Claim(found.token, below, found.high, found.witness, found.crashes, rows)
+        return Claim(found.token, below, found.high, found.witness, found.crashes, found.crashed, rows)
 
     def _take_over(self, found: _Source, generation: int, replaces: Token | None) -> None:
         stored, same = found.token, found.claimant is self
@@ -100,8 +101,8 @@ class MemoryStore(MemoryRecords, MemorySchedules, MemoryListing, MemoryBackfills
             raise StaleToken(stored)
         else:
             token = Token(stored.incarnation, generation)
-        if found.held and not same:
-            found.crashes += 1
+        found.crashed = found.held and not same
+        found.crashes += found.crashed
         found.token, found.claimant, found.held = token, self, True
 
     def _held(self, source: bytes, token: Token) -> _Source:

@@ -69,7 +69,8 @@ class Claim:
     """What a claim found: ``rows`` at positions >= ``below``, by position, then index.
 
     ``below`` is the committed position of the last prune (None: never pruned), ``crashes`` how many claims in a row
-    were followed by another one without a release or a prune that moved on in between.
+    were followed by another one without a release or a prune that moved on in between. ``crashed``: this one found the
+    source still held by another process, which died, or has gone on without knowing.
     """
 
     token: Token
@@ -77,6 +78,7 @@ class Claim:
     high: int | None = None
     witness: bytes | None = None
     crashes: int = 0
+    crashed: bool = False
     rows: list[Row] = field(default_factory=list)
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -146,6 +147,10 @@ async def blocking_once(ctx: Context, run: str, key: str, seconds: float) -> Non
         time.sleep(seconds)  # noqa: ASYNC251 - that is the case
 
 
+async def killing(ctx: Context, run: str, key: str, seconds: float) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 async def busy(ctx: Context, run: str, key: str, seconds: float) -> None:
     await ctx.step(busy_in_thread, run, key, 2, seconds)
 
@@ -163,6 +168,7 @@ BODIES = {
     "blocking": between(blocking),
     "blocking once": between(blocking_once),
     "busy": between(busy),
+    "killing": killing,
 }
 
 

@@ -159,6 +159,7 @@ class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills
             high=_number(state.get(b"high")),
             witness=state.get(b"log"),
             crashes=_number(state.get(b"crashes")) or 0,
+            crashed=state.get(b"died") == b"1",
             rows=rows,
         )
 

@@ -15,7 +15,7 @@
 -- unless it is the claimant itself.
 local key, generation, claimant = KEYS[1], tonumber(ARGV[1]), ARGV[3]
 local stored = redis.call('HMGET', key, 'token', 'claimant', 'claim', 'held')
-local token = '1.' .. ARGV[1]
+local token, died = '1.' .. ARGV[1], '0'
 if stored[1] then
   if stored[3] == ARGV[4] then
     return {'ok', redis.call('HGETALL', key)}
@@ -31,8 +31,9 @@ if stored[1] then
   token = incarnation .. '.' .. ARGV[1]
   if stored[2] ~= claimant and stored[4] == '1' then
     redis.call('HINCRBY', key, 'crashes', 1)
+    died = '1'
   end
 end
-redis.call('HSET', key, 'token', token, 'claimant', claimant, 'claim', ARGV[4], 'held', '1')
+redis.call('HSET', key, 'token', token, 'claimant', claimant, 'claim', ARGV[4], 'held', '1', 'died', died)
 redis.call('EXPIRE', key, ARGV[5])
 return {'ok', redis.call('HGETALL', key)}
