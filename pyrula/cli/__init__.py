@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from pyrula import __version__
-from pyrula.cli import history, runs, topics, worker
+from pyrula.cli import history, runs, serve, token, topics, worker
 from pyrula.cli.dev import command as dev
 from pyrula.cli.problem import Problem
 
@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     topics.add_command(commands)
     history.add_command(commands)
     runs.add_command(commands)
+    serve.add_command(commands)
+    token.add_command(commands)
     arguments = parser.parse_args(argv)
     # Keys and errors may hold what the terminal's encoding can't say; better a mark than no output.
     for stream in (sys.stdout, sys.stderr):

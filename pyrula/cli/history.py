@@ -12,6 +12,7 @@ from pyrula.workflows import RunNotFoundError, WorkflowClient
 from pyrula.workflows.errors import PyrulaError
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId
+from pyrula.workflows.store.runs import LINKS_KEPT, RETENTION_SECONDS
 
 __all__ = ["add_command"]
 
@@ -69,6 +70,6 @@ async def _read(client: WorkflowClient, arguments: argparse.Namespace) -> Histor
             live = RunId.parse(detail.run_id).link
             links = "one link" if live == 1 else f"links 1 to {live}"
             raise Problem(
-                f"run {arguments.run_id} has no link {arguments.link} any more: it has {links}, and each is kept for "
-                "as long as the store's retention says after it has continued"
+                f"run {arguments.run_id} has no link {arguments.link} any more: it has {links}, of which the last "
+                f"{LINKS_KEPT} that continued are kept, for {RETENTION_SECONDS / 86400:.0f} days"
             ) from None

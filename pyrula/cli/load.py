@@ -29,6 +29,7 @@ __all__ = [
     "find_store",
     "find_worker",
     "import_file",
+    "import_named",
     "is_user_code",
 ]
 
@@ -68,7 +69,8 @@ def _importable(name: str, file: Path) -> bool:
     return found is not None and found.origin != str(file)
 
 
-def _import_module(name: str) -> ModuleType:
+def import_named(name: str) -> ModuleType:
+    """Import a module by its name, the current folder being importable."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
@@ -190,7 +192,7 @@ def _find(target: str, what: str) -> tuple[object, ModuleType]:
     if module_name.endswith(".py") or "/" in module_name:
         dotted = ".".join(Path(module_name).with_suffix("").parts)
         raise Problem(f"{module_name!r} is a file; name the module as Python imports it: {dotted}:{path}")
-    module = _import_module(module_name)
+    module = import_named(module_name)
     found: object = module
     for name in path.split("."):
         if not hasattr(found, name):

@@ -30,8 +30,8 @@ _LOCAL: Final = Principal(None, Role.ADMIN, "local")
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 REMEDY: Final = (
-    "give it tokens (`pyrula token` makes one) or an `authenticate` function, or say allow_anonymous=True if whoever "
-    "reaches it may do everything"
+    "give it tokens (`pyrula token` makes one; tokens= or --tokens) or a function (authenticate=), or say that "
+    "whoever reaches it may do everything (allow_anonymous=True or --allow-anonymous)"
 )
 
 

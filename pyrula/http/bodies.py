@@ -34,10 +34,9 @@ _DISCARD_SECONDS: Final = 5.0
 class BoundedRequest(Request):
     """A request whose body is read within limits."""
 
-    def __init__(self, scope: Scope, receive: Receive, *, max_body: int, seconds: float = BODY_SECONDS) -> None:
+    def __init__(self, scope: Scope, receive: Receive, *, max_body: int) -> None:
         super().__init__(scope, receive)
         self._max_body = max_body
-        self._seconds = seconds
         self._whole: bytes | None = None
 
     async def body(self) -> bytes:
@@ -53,7 +52,7 @@ class BoundedRequest(Request):
     async def _read(self) -> bytes:
         kept = bytearray()
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(BODY_SECONDS):
                 if _declared(self.headers) <= self._max_body:
                     async for chunk in self.stream():
                         kept += chunk
@@ -62,7 +61,7 @@ class BoundedRequest(Request):
                     else:
                         return bytes(kept)
         except TimeoutError:
-            text = f"the body didn't arrive within {self._seconds:g} s"
+            text = f"the body didn't arrive within {BODY_SECONDS:g} s"
             raise Refusal("RequestTimeout", text, headers={"Connection": "close"}) from None
         kept.clear()
         await self._discard()

@@ -24,6 +24,7 @@ from pyrula.kafka import BindingStats
 __all__ = ["Measured", "Meters", "MetricRoutes"]
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _COUNTERS: Final = ("completed", "retried", "failed", "dead_lettered", "skipped", "cancelled", "paused")
 _GAUGES: Final = ("in_flight", "buffered", "partitions", "lag")
 
@@ -71,7 +72,7 @@ class Measured:
         finally:
             meters.open.dec()
             route = getattr(scope.get("route"), "path", "none")
-            method = scope["method"] if route != "none" else "none"
+            method = scope["method"] if scope["method"] in _METHODS else "other"
             meters.requests.labels(method, route, status or "none").inc()
             if "/stream" not in route:
                 meters.seconds.labels(method, route).observe(perf_counter() - began)

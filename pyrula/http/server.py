@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
+from socket import socket
 from typing import Final
 
 import uvicorn
@@ -79,6 +80,12 @@ class HttpServer(uvicorn.Server):
         number: int = self.servers[0].sockets[0].getsockname()[1]
         return number
 
+    @property
+    def url(self) -> str:
+        """Where it listens, once it does."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"{'https' if self.config.is_ssl else 'http'}://{host}:{self.port}"
+
     def stop(self) -> None:
         """Have `run` end. For the loop that it runs in."""
         self._app.closing.begin()
@@ -93,6 +100,11 @@ class HttpServer(uvicorn.Server):
             raise ConfigurationError(
                 f"the API can't listen on {self.config.host}:{self.config.port}; is another process there?"
             ) from error
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            log.info("the HTTP API listens on %s", self.url)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
