@@ -1,6 +1,7 @@
 """Backfills on a real broker and store: exactly the range, whatever the log looks like, and nothing else touched."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -436,3 +437,60 @@ async def test_in_memory_without_a_store(rig: Rig) -> None:
     async with asyncio.timeout(60):
         report = await worker.backfill(Backfill(rig.binding(value_of)))
     assert (report.status, report.completed, report.failed) == ("completed", 18, 2)
+
+
+# With PYRULA_SOAK=1 as many as the promise names; benchmarks/backfill.py counts that many, too.
+MANY = 200_000 if os.environ.get("PYRULA_SOAK") == "1" else 24_000
+
+
+async def test_many_records_by_times_and_offsets_with_two_workers(rig: Rig) -> None:
+    """Twelve partitions, two of them empty; a start between two records, an end by offset; each record once."""
+    await rig.create(partitions=12)
+    each = MANY // 10
+    await rig.produce(
+        Message(b"k%d" % (n % 1000), b"1", partition=n % 10, timestamp_ms=T0 + n // 10 * 1000) for n in range(MANY)
+    )
+    start = moment(T0 + (each // 4) * 1000 - 500)
+    first, second = worker_of(rig), worker_of(rig)
+    async with asyncio.timeout(120):
+        reports = await asyncio.gather(
+            *(one.backfill(Backfill(note, rig.topic, start=start, end=each - 7, id="b")) for one in (first, second))
+        )
+    assert [report.status for report in reports] == ["completed"] * 2
+    expected = {(p, o) for p in range(10) for o in range(each // 4, each - 7)}
+    assert len(seen) == len(expected) == reports[0].completed
+    assert set(seen) == expected
+    assert {(one.first_offset, one.last_offset) for one in reports[0].partitions} == {
+        (each // 4, each - 8), (None, None)
+    }  # fmt: skip
+
+
+async def test_what_is_done_out_of_order_is_kept_over_interruptions(rig: Rig) -> None:
+    """Record 0 waits while later ones complete; each time the backfill goes on, only what is left runs."""
+    await rig.create()
+    await rig.produce([Message(b"slow", b"0"), *(Message(b"k%d" % (n % 5), b"1") for n in range(30))])
+    ran: list[int] = []
+    limit = asyncio.Semaphore(0)
+
+    @workflow(name="backfill.slow")
+    async def slow(ctx: Context, value: int) -> None:
+        assert ctx.record is not None
+        await (release.wait() if value == 0 else limit.acquire())
+        ran.append(ctx.record.offset)
+
+    worker = worker_of(rig, drain_timeout=0.1)
+    for _ in range(3):
+        task = asyncio.create_task(worker.backfill(Backfill(slow, rig.topic, id="b")))
+        done = len(ran) + 7
+        for _ in range(7):
+            limit.release()
+        await rig.until(lambda done=done: len(ran) == done, "seven more to complete")
+        task.cancel()
+        await asyncio.wait([task])
+    release.set()
+    for _ in range(30):
+        limit.release()
+    async with asyncio.timeout(60):
+        report = await worker.backfill(Backfill(slow, rig.topic, id="b"))
+    assert sorted(ran) == list(range(31))
+    assert (report.read, report.matched, report.completed) == (31, 31, 31)
