@@ -22,6 +22,7 @@ from pyrula.workflows.store.messages import (
 )
 from pyrula.workflows.store.refusals import RunNotFoundError
 from pyrula.workflows.store.runs import (
+    LINKS_KEPT,
     RETENTION_SECONDS,
     Beat,
     ClaimedRun,
@@ -238,6 +239,7 @@ class MemoryRunHolder:
         before = chain.run_id
         chain.status = RunStatus.CONTINUED_AS_NEW
         chain.links[chain.link] = (self._board.now(), chain.history(), chain.events)
+        chain.links.pop(chain.link - LINKS_KEPT, None)
         self._board.expire_later(chain)
         chain.continued_by = (chain.worker, chain.epoch)
         chain.link += 1

@@ -7,7 +7,7 @@ from pyrula.workflows.store.events import decode_event, encode_event
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import Applied, Change, End, Interrupt, Lease, Message, Reply, Wait
 from pyrula.workflows.store.refusals import RunNotFoundError
-from pyrula.workflows.store.runs import Result
+from pyrula.workflows.store.runs import LINKS_KEPT, Result
 from tests.conformance.runs.rig import SERVED, Rig
 
 SLEEP = Wait("sleep", deadline=4_000_000_000.0)
@@ -292,10 +292,17 @@ async def test_a_run_that_continues_goes_on_in_the_same_hands(rig: Rig) -> None:
 
 async def test_a_long_chain_stays_flat(rig: Rig) -> None:
     lease = (await rig.started()).lease
-    for _ in range(12):
+    first = lease.run_id
+    for _ in range(LINKS_KEPT + 5):
         link = (await rig.store.finish(lease, Change(1, rows=[(0, b"a")]), End("continued_as_new", params=b"{}"))).next
         assert link is not None
         lease = link.lease
-    assert lease.run_id.endswith("~13")
+    assert lease.run_id == f"{first}~{LINKS_KEPT + 6}"
+    for link_id in (first, f"{first}~5"):
+        with pytest.raises(RunNotFoundError):
+            await rig.store.history(link_id)
+    for number in range(6, LINKS_KEPT + 6):
+        history = await rig.store.history(f"{first}~{number}")
+        assert (history.status, list(history.rows)) == ("continued_as_new", [(0, b"a")])
     await rig.store.release(lease)
     assert list((await rig.claim()).rows) == []

@@ -10,7 +10,7 @@ from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import Change, End, Lease, Reply, Unread, Wait, child_result
 from pyrula.workflows.store.refusals import RunNotFoundError
-from pyrula.workflows.store.runs import Beat, Claims, Finished, Query, Subscription, Suspect
+from pyrula.workflows.store.runs import LINKS_KEPT, Beat, Claims, Finished, Query, Subscription, Suspect
 from pyrula.workflows.store.valkey.run_claims import Claimer, read_claimed
 from pyrula.workflows.store.valkey.run_keys import answer_key, class_of, structures, worker_of
 from pyrula.workflows.store.valkey.run_link import RunLink
@@ -121,6 +121,9 @@ class ValkeyRunHolder(ValkeyRunSender):
             encode_event("continued", runs.now(), run_id=lease.run_id),
         ]
         keys = [runs.keys(run).kept, runs.keys(following).events]
+        if run.link > LINKS_KEPT:
+            oldest = runs.keys(run._replace(link=run.link - LINKS_KEPT))
+            keys += [oldest.kept, oldest.journal, oldest.events]
         epoch, version = await self._write("continue", lease, change, arguments, keys)
         held = Lease(str(following), lease.worker, epoch)
         link = await read_claimed(runs, following, held, version.decode(), 1, 0, False, False)

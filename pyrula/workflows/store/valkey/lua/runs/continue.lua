@@ -1,7 +1,8 @@
 #!lua
 -- Writes a change, ends this link of a chain and begins the next one in the same hands.
 --
--- KEYS  as in library.lua and change.lua, then own 8 what is kept of this link, 9 the next link's events
+-- KEYS  as in library.lua and change.lua, then own 8 what is kept of this link, 9 the next link's events, then all that
+--       is kept of the link that is one too many
 -- ARGV  as in library.lua and change.lua
 --       then  the next link's params, version ('' as before), class; number of events, events; the next link's first
 -- reply    {'ok', epoch, version} or {'lost'}
@@ -28,6 +29,9 @@ for _, key in ipairs({JOURNAL, EVENTS, KEYS[SHARED + 8]}) do
   redis.call('EXPIRE', key, RETENTION)
 end
 redis.call('RPUSH', KEYS[SHARED + 9], arg())
+for index = SHARED + 10, #KEYS do
+  redis.call('UNLINK', KEYS[index])
+end
 redis.call('HSET', HASH, 'params', params)
 for _, field in ipairs(redis.call('HKEYS', EXTRAS)) do
   if string.sub(field, 1, 1) == 'w' then
