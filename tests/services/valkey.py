@@ -65,11 +65,13 @@ class ValkeyServer:
         appendfsync: Literal["always", "everysec", "no"] = "everysec",
         settings: Mapping[str, str] | None = None,
         port: int | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._appendonly = appendonly
         self._appendfsync = appendfsync
         self._settings = dict(settings or {})
         self._port = port if port is not None else free_port()
+        self._env = env
         self._folder: Path | None = None
         self._child: Child | None = None
 
@@ -125,7 +127,7 @@ class ValkeyServer:
         command = [binary]
         for name, value in settings.items():
             command += [f"--{name}", value]
-        self._child = Child(command, folder=self._folder)
+        self._child = Child(command, folder=self._folder, env=self._env)
         self._child.wait_ready(lambda: valkey_answers("127.0.0.1", self._port), name="Valkey", timeout=_START_TIMEOUT)
 
     def stop(self) -> None:

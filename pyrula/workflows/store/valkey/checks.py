@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pyrula.workflows.errors import ConfigurationError, StoreUnavailable
 
 MINIMUM = (7, 2)
+SYNCED = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
+"""What durability="fsync" needs: under appendfsync everysec WAITAOF answers before the disk has it."""
 
 
 def parse_info(text: bytes) -> dict[str, str]:
@@ -40,3 +42,18 @@ def check_server(where: str, info: Mapping[str, str], policy: str | None) -> lis
             "when it ends; steps of unfinished records then run again. Set appendonly to yes"
         )
     return warnings
+
+
+def check_synced(where: str, settings: Mapping[str, str] | None) -> None:
+    """Raises ConfigurationError unless the server has every write on disk before it answers. None: it doesn't tell."""
+    if settings is None:
+        raise ConfigurationError(
+            f"{where} doesn't tell its settings, so durability=\"fsync\" can't be held to: let the user run "
+            'CONFIG GET, or use durability="memory"'
+        )
+    for name, wanted in SYNCED.items():
+        # a server without a setting hasn't what it would weaken
+        if settings.get(name, wanted if name.startswith("no-") else "") != wanted:
+            raise ConfigurationError(
+                f'{where} has {name} {settings.get(name, "unset")}; durability="fsync" needs {name} {wanted}'
+            )

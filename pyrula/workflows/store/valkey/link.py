@@ -23,7 +23,9 @@ from redis.exceptions import (
 )
 
 from pyrula.workflows.errors import ConfigurationError, PyrulaError, StoreError, StoreUnavailable
+from pyrula.workflows.store.valkey import wire
 from pyrula.workflows.store.valkey.address import Address
+from pyrula.workflows.store.valkey.checks import SYNCED, check_synced
 
 # First words of error replies that pass by themselves, or once a person has seen to the server.
 _PASSING = {"LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF", "UNKILLABLE"}
@@ -62,11 +64,14 @@ def meaning(error: Exception) -> Meaning:
 
 
 class Link:
-    """A connection that is made when needed and thrown away when in doubt. One exchange at a time."""
+    """A connection that is made when needed and thrown away when in doubt. One exchange at a time.
 
-    def __init__(self, address: Address, timeout: float) -> None:
+    ``synced``: only to a server that has every write on disk before it answers."""
+
+    def __init__(self, address: Address, timeout: float, *, synced: bool = False) -> None:
         self._address = address
         self._timeout = timeout
+        self._synced = synced
         self._connection: Any = None
 
     async def exchange(self, request: Sequence[bytes], replies: int) -> list[Any]:
@@ -98,7 +103,22 @@ class Link:
             if meaning(error) is Meaning.REFUSED:  # the database's number, say
                 raise ConfigurationError(f"{self._address.text} refuses the connection: {error}") from error
             raise
+        if self._synced:
+            # each time: a server that was started again may have other settings
+            check_synced(self._address.text, await self._settings(connection))
         return connection
+
+    async def _settings(self, connection: Any) -> dict[str, str] | None:
+        names = [name.encode() for name in SYNCED]
+        await connection.send_packed_command([wire.command(b"CONFIG", b"GET", *names)], check_health=False)
+        try:
+            flat = await connection.read_response()
+        except ResponseError as error:
+            if meaning(error) in (Meaning.SETTINGS, Meaning.REFUSED):
+                return None
+            raise
+        texts = [part.decode() for part in flat]
+        return dict(zip(texts[::2], texts[1::2], strict=True))
 
     def _translated(self, error: Exception) -> PyrulaError:
         where = self._address.text

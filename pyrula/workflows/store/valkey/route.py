@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.exceptions import AskError, MovedError, TryAgainError
 
-from pyrula.workflows.errors import PyrulaError, StoreUnavailable
+from pyrula.workflows.errors import ConfigurationError, PyrulaError, StoreUnavailable
 from pyrula.workflows.store.valkey import wire
 from pyrula.workflows.store.valkey.address import Address
 from pyrula.workflows.store.valkey.link import Link, Meaning, meaning
@@ -51,7 +51,8 @@ class Route:
 
     def __init__(self, topology: Topology, timeout: float, connect: Callable[[Address], Link] | None = None) -> None:
         self._topology = topology
-        self._connect = connect or (lambda address: Link(address, timeout))
+        self._connect = connect or (lambda address: Link(address, timeout, synced=topology.synced))
+        self._waitaof = wire.command(b"WAITAOF", b"1", b"0", b"%d" % max(1, 800 * timeout))
         self._nodes: dict[Address, _Node] = {}
 
     async def drop(self, *, wait: bool = False) -> None:
@@ -107,8 +108,14 @@ class Route:
             if call.ask is not None:
                 request.append(_ASKING)
             request.append(call.data)
+        synced = self._topology.synced and any(call.script is not None for call in calls)
+        if synced:
+            request.append(self._waitaof)
         try:
-            replies = iter(await node.link.exchange(request, len(request)))
+            found = await node.link.exchange(request, len(request))
+            if synced:
+                _check_on_disk(address, found.pop())
+            replies = iter(found)
         except StoreUnavailable as error:
             self._topology.doubt()
             await self._leave(address)
@@ -163,3 +170,12 @@ class Route:
             return error, False
         topology.doubt()
         return error, True
+
+
+def _check_on_disk(address: Address, answer: Any) -> None:
+    """WAITAOF speaks of all that went before it on its connection. It is a second belt: with appendfsync always there
+    is nothing to wait for."""
+    if isinstance(answer, Exception):
+        raise ConfigurationError(f'{address.text} can\'t hold to durability="fsync" any more: {answer}')
+    if answer[0] < 1:
+        raise StoreUnavailable(f"{address.text} has not written to disk in time")

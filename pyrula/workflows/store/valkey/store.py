@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Literal
 
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.errors import ConfigurationError, LeaseLost, StaleToken, StoreError, StoreUnavailable
@@ -31,6 +32,8 @@ from pyrula.workflows.store.valkey.topology import Topology
 
 logger = logging.getLogger("pyrula.store")
 
+Durability = Literal["memory", "fsync"]
+
 FORMAT = 1
 TTL_SECONDS = 30 * 24 * 3600
 _TTL = b"%d" % TTL_SECONDS
@@ -42,7 +45,10 @@ class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills
     """A SourceStore and RunStore on Valkey >= 7.2 or Redis >= 7.2.
 
     A request is given ``timeout`` seconds, and sent again for ``retry_for`` seconds before StoreUnavailable. With TLS,
-    options such as ``ssl_ca_certs`` stand in the URL's query.
+    options such as ``ssl_ca_certs`` stand in the URL's query. The URL may be that of any node of a cluster.
+
+    ``durability``: "memory" takes the server's word that it has a write; "fsync" wants it on disk first, which needs
+    ``appendonly yes`` and ``appendfsync always``: ConfigurationError otherwise. What each may lose: docs/store.md.
 
     >>> ValkeyStore("valkeys://app:secret@store.internal/2", namespace="orders")
     ValkeyStore('valkeys://store.internal:6379/2', namespace='orders')
@@ -58,6 +64,7 @@ class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills
         shards: int = 16,
         timeout: float | timedelta = 5.0,
         retry_for: float | timedelta = 30.0,
+        durability: Durability = "memory",
     ) -> None:
         self._address = Address(url)
         self.namespace = keys.check_namespace(namespace)
@@ -68,7 +75,10 @@ class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills
         self.retry_for = to_seconds(retry_for, "ValkeyStore(retry_for=)")
         self.instance_id = ""
         self._process = secrets.token_hex(8).encode()
-        self._topology = Topology(self._address, self.timeout)
+        if durability not in ("memory", "fsync"):
+            raise ConfigurationError(f'durability must be "memory" or "fsync", not {durability!r:.100}')
+        self.durability = durability
+        self._topology = Topology(self._address, self.timeout, synced=durability == "fsync")
         self._session = Session(self._topology, self.timeout, self.retry_for)
         route = Route(self._topology, self.timeout)
         self._appender = Appender(route, self.namespace, self._process, self._keys, TTL_SECONDS, self.retry_for)

@@ -40,8 +40,10 @@ def slot_of(key: bytes) -> int:
 class Topology:
     """The servers of a store, shared by all its connections."""
 
-    def __init__(self, seed: Address, timeout: float) -> None:
+    def __init__(self, seed: Address, timeout: float, *, synced: bool = False) -> None:
         self.seed = seed
+        self.synced = synced
+        """Whether what is answered must be on disk."""
         self.clustered = False
         self.primaries: tuple[Address, ...] = (seed,)
         self._timeout = min(timeout, _TIMEOUT)
