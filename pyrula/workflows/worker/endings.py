@@ -5,6 +5,7 @@ from typing import Any, Final
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError, NonDeterminismError, PyrulaError, SerializationError
 from pyrula.workflows.execution import ContinueAsNew, Execution, Outcome
+from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.messages import End
 from pyrula.workflows.store.payloads import Failure, encode_failure, failure_of
 
@@ -69,8 +70,11 @@ def failed_end(failure: Failure) -> End:
     return End("failed", error=encode_failure(failure))
 
 
-def event_of(outcome: Outcome) -> dict[str, Any]:
+def event_of(outcome: Outcome, run_id: str) -> dict[str, Any]:
     """What the event of the ending tells."""
+    if outcome.status == "continued_as_new":
+        run = RunId.parse(run_id)
+        return {"run_id": str(run._replace(link=run.link + 1))}
     if outcome.status == "failed":
         assert outcome.error is not None
         return {"error": failure_of(outcome.error)._asdict()}

@@ -297,7 +297,7 @@ class Lives:
         return await self._finish(held, definition, Outcome("cancelled"))
 
     async def _finish(self, held: HeldRun, definition: WorkflowDefinition[Any, Any], outcome: Outcome) -> Finished:
-        held.event(None, outcome.status, **event_of(outcome))
+        held.event(None, outcome.status, **event_of(outcome, held.lease.run_id))
         return await held.finish(end_of(outcome, definition, held.lease.run_id))
 
 
