@@ -15,6 +15,7 @@ from pyrula.workflows.client.listing import RunPage, RunSummary
 from pyrula.workflows.codec import dumps
 from pyrula.workflows.schedules import Cron
 from pyrula.workflows.store.events import Event
+from pyrula.workflows.store.payloads import read_failure
 
 __all__ = ["answer", "detail_of", "event_of", "page_of", "schedule_of"]
 
@@ -48,7 +49,12 @@ def detail_of(report: RunReport, principal: Principal) -> dict[str, Any]:
 
 
 def event_of(event: Event, principal: Principal) -> dict[str, Any]:
-    data = event.data if principal.trusted else _shown(event.data)
+    data = event.data
+    if not principal.trusted:
+        data = _shown(data)
+        if event.type == "paused" and "reason" in data:
+            # a failure, as text
+            data["reason"] = dumps(_shown(read_failure(str(data["reason"]).encode())._asdict())).decode()
     return {"type": event.type, "at": event.at, "data": data}
 
 
