@@ -13,7 +13,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, Literal
 
-from pyrula.kafka.attended import PARK_AFTER, AttendedRun, AttendingStore, Slots, Verdict
+from pyrula.kafka.attended import PARK_AFTER, AttendedRun
+from pyrula.kafka.attending import AttendingStore, Slots, Verdict
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.partition import Partition, Raw, RecordRun
 from pyrula.kafka.record import address_of

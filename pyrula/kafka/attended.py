@@ -9,25 +9,23 @@ store.
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from copy import copy
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from pyrula.kafka.partition import Partition, Raw, RecordRun
+from pyrula.kafka.attending import AttendingStore, Slots, Verdict
+from pyrula.kafka.partition import Ending, Partition, Raw, RecordRun
+from pyrula.kafka.run_changes import Changes
 from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.engine.desk import Desk
 from pyrula.workflows.errors import LeaseLost, SerializationError, StoreError
 from pyrula.workflows.execution import ChildRequest, Execution, Outcome
-from pyrula.workflows.group_commit import Flush
 from pyrula.workflows.replay.journal import Entry
 from pyrula.workflows.stamps import Stamp
-from pyrula.workflows.store.events import encode_event
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import (
     WAIT_STATUS,
@@ -36,78 +34,22 @@ from pyrula.workflows.store.messages import (
     Interrupt,
     Parent,
     Unread,
-    Wait,
     earliest,
     wakes,
 )
 from pyrula.workflows.store.payloads import Failure, encode_failure, failure_of
-from pyrula.workflows.store.record_changes import RecordChange, RecordEnd, RecordId
-from pyrula.workflows.store.records import RecordState, RecordStore
-from pyrula.workflows.store.runs import RETENTION_SECONDS, Submission, Submitted
+from pyrula.workflows.store.record_changes import RecordEnd, RecordId
+from pyrula.workflows.store.records import RecordState
+from pyrula.workflows.store.runs import RETENTION_SECONDS, Submission
 from pyrula.workflows.worker.patience import ask_until_answered
 
-__all__ = ["AttendedRun", "AttendingStore", "Slots", "Verdict"]
+__all__ = ["PARK_AFTER", "AttendedRun"]
 
 log = logging.getLogger("pyrula.kafka")
 
 PARK_AFTER: Final = 1.0
-# Events alone wait so long for something to travel with.
-_EVENTS_SECONDS: Final = 0.5
 # The end of a run that isn't kept stays so long if somebody took part in it, so that who waits for it is told.
 _TOLD_SECONDS: Final = 3600
-
-
-class AttendingStore(RecordStore, Protocol):
-    """What of a store runs of records need."""
-
-    def now(self) -> float: ...
-
-    def new_run_id(
-        self, *, name: str, idempotency_key: str | None = None, parent: str | None = None, stamp: Stamp | None = None
-    ) -> str: ...
-
-    async def submit(self, submission: Submission) -> Submitted: ...
-
-
-class Slots(Protocol):
-    """What bounds how many bodies are at work."""
-
-    def rest(self, partition: Partition) -> None:
-        """One of them stands still: its slot is free."""
-
-    def come_back(self, partition: Partition, take: Callable[[], bool]) -> None:
-        """Call `take` once there is a slot; it says whether it still needs it."""
-
-    def enter(self, partition: Partition, *, rested: bool) -> None:
-        """Take a slot, be there one or not; `rested`: for one that stood still."""
-
-
-class Verdict(Protocol):
-    """What becomes of a record whose run isn't at work."""
-
-    def over(self, partition: Partition, record: Raw) -> None:
-        """Its run had ended before."""
-
-    def cancel(self, partition: Partition, record: Raw) -> None:
-        """It was cancelled."""
-
-    def again(self, partition: Partition, record: Raw, run: RecordRun | None) -> None:
-        """It is to go on: by this run, or from its journal."""
-
-
-@dataclass(slots=True)
-class _Queued:
-    """The parts of a change to be."""
-
-    rows: list[tuple[int, bytes]] = field(default_factory=list)
-    consumed: list[int] = field(default_factory=list)
-    applied: list[Applied] = field(default_factory=list)
-    opened: list[Interrupt] = field(default_factory=list)
-    closed: list[str] = field(default_factory=list)
-    children: list[Child] = field(default_factory=list)
-    events: list[bytes] = field(default_factory=list)
-    attempt: int | None = None
-    end: RecordEnd | None = None
 
 
 class AttendedRun:
@@ -130,15 +72,7 @@ class AttendedRun:
         self._slots = slots
         self._verdict = verdict
         self._clock = clock
-        self._holder = secrets.token_hex(8)
-        self._number = 0
-        self._queued = _Queued()
-        self._waits: tuple[Wait, ...] = ()
-        self._status = RunStatus.RUNNING
-        self._reason: bytes | None = None
-        self._on_its_way = False
-        self._flush: Flush | None = None
-        self._lazy: asyncio.TimerHandle | None = None
+        self._changes = Changes(partition, run_id, clock)
         self._open: set[str] = set()
         self._has_children = False
         self._hydrated = False
@@ -158,40 +92,37 @@ class AttendedRun:
     # what the engine calls
 
     def append(self, run: Execution, index: int, entry: Entry | None) -> None:
-        self._queued.rows.append((index, self.partition.row_of(run, entry)))
-        self._touch()
+        self._changes.rows.append((index, self.partition.row_of(run, entry)))
+        self._changes.touch()
 
     def consume(self, run: Any, number: int) -> None:
         self._unread.pop(number, None)
         if number > 0:
-            self._queued.consumed.append(number)
-            self._touch()
+            self._changes.consumed.append(number)
+            self._changes.touch()
 
     def apply(self, run: Any, applied: Applied) -> None:
-        self._queued.applied.append(applied)
-        self._touch()
+        self._changes.applied.append(applied)
+        self._changes.touch()
 
     def open(self, run: Any, interrupt: Interrupt) -> None:
         self._open.add(interrupt.wait_id)
-        self._queued.opened.append(interrupt)
-        self._touch()
+        self._changes.opened.append(interrupt)
+        self._changes.touch()
 
     def close(self, run: Any, wait_id: str) -> None:
         if wait_id in self._open:
             self._open.discard(wait_id)
-            self._queued.closed.append(wait_id)
-            self._touch()
+            self._changes.closed.append(wait_id)
+            self._changes.touch()
 
     def adopt(self, run: Any, child: Child) -> None:
         self._has_children = True
-        self._queued.children.append(child)
-        self._touch()
+        self._changes.children.append(child)
+        self._changes.touch()
 
     def event(self, run: Any, type: str, **data: Any) -> None:  # noqa: A002 - the public name
-        self._queued.events.append(encode_event(type, self._clock.now().timestamp(), **data))
-        if self._lazy is None and not self._on_its_way:
-            loop = asyncio.get_running_loop()
-            self._lazy = loop.call_later(_EVENTS_SECONDS, self._touch, context=Context())
+        self._changes.event(type, **data)
 
     def durable(self, run: Execution) -> Awaitable[None] | None:
         return self.partition.durable(run)
@@ -226,50 +157,15 @@ class AttendedRun:
         if not self._resting:
             asyncio.get_running_loop().call_soon(self._rest, context=Context())
 
-    # writing
-
-    def _touch(self) -> None:
-        if self._lazy is not None:
-            self._lazy.cancel()
-            self._lazy = None
-        if self._on_its_way or self.ended or self.partition.closed:
-            return
-        self._on_its_way = True
-        self._flush = self.partition.change(self._take)
-        if self.run is not None:
-            self.run.flush = self._flush
-
-    def _take(self) -> RecordChange:
-        self._number += 1
-        self._on_its_way = False
-        leaving, self._queued = self._queued, _Queued()
-        return RecordChange(
-            self.run_id,
-            self._holder,
-            self._number,
-            status=self._status,
-            waits=self._waits,
-            error=self._reason,
-            attempt=leaving.attempt,
-            rows=leaving.rows,
-            consumed=leaving.consumed,
-            applied=leaving.applied,
-            opened=leaving.opened,
-            closed=leaving.closed,
-            children=leaving.children,
-            events=leaving.events,
-            end=leaving.end,
-        )
-
     # its beginning
 
     async def admit(self, record: Raw) -> bool:
         """Before its run begins: whether it is to. If not, its record has been seen to."""
         if not (self.ended or self._hydrated):
             await self._read()
-        if self.ended and self._flush is not None:
+        if self.ended and self._changes.flush is not None:
             with suppress(StoreError):  # then the partition is about to be dropped
-                await self._flush.wait()
+                await self._changes.flush.wait()
         if self.partition.closed:
             return True
         if self.ended:
@@ -284,20 +180,20 @@ class AttendedRun:
         """This executes the run from now on: a body that hasn't begun, or one that goes on."""
         if self.run is None:
             self.event(run, "started", worker="", attempt=run.attempt)
-        self.run = run
+        self.run = self._changes.run = run
         run.host = self
         self._held = None
-        self._status, self._waits, self._reason = RunStatus.RUNNING, (), None
+        self._changes.show(RunStatus.RUNNING)
         self._hand_over(run)
 
     def next_round(self, run: RecordRun) -> None:
         """The run failed and begins again, later."""
         run.desk = None
-        run.flush = self._flush
-        self.run = run
-        self._queued.attempt = run.attempt
+        run.flush = self._changes.flush
+        self.run = self._changes.run = run
+        self._changes.attempt = run.attempt
         self.event(run, "retried", attempt=run.attempt)
-        self._status, self._waits = RunStatus.RETRYING, ()
+        self._changes.show(RunStatus.RETRYING)
         self._hand_over(run)
 
     def _hand_over(self, run: RecordRun) -> None:
@@ -306,7 +202,7 @@ class AttendedRun:
         for number in sorted(self._unread):
             self._given = max(self._given, number)
             run.deliver(self._unread[number])
-        self._touch()
+        self._changes.touch()
 
     # messages
 
@@ -354,7 +250,7 @@ class AttendedRun:
             self._given = number
             unread = self._unread[number]
             run.deliver(unread)
-            if self._resting and wakes(self._waits, unread.message.kind, unread.message.name):
+            if self._resting and wakes(self._changes.waits, unread.message.kind, unread.message.name):
                 self._wake()
 
     def _cancelled(self) -> bool:
@@ -373,11 +269,11 @@ class AttendedRun:
             self._cancel(record)
         elif self.position not in self.partition.journal and self.partition.is_queued(self.position):
             # for everybody else it has ended; its offset completes when its turn comes
-            self._queued.consumed += self._cancels()
+            self._changes.consumed += self._cancels()
             self.finish("cancelled", None)
 
     def _cancel(self, record: Raw) -> None:
-        self._queued.consumed += self._cancels()
+        self._changes.consumed += self._cancels()
         self._held = None
         self._verdict.cancel(self.partition, record)
 
@@ -391,10 +287,11 @@ class AttendedRun:
         if waits is None:
             return
         self._resting = True
-        if (WAIT_STATUS[waits[0].kind], waits) != (self._status, self._waits):
-            self._status, self._waits = WAIT_STATUS[waits[0].kind], waits
+        changes, status = self._changes, WAIT_STATUS[waits[0].kind]
+        if (status, waits) != (changes.status, changes.waits):
+            changes.show(status, waits)
             self.event(run, "waiting", waits=[wait._asdict() for wait in waits])
-            self._touch()
+            self._changes.touch()
         due = earliest(waits)
         if due is not None:
             loop = asyncio.get_running_loop()
@@ -418,7 +315,7 @@ class AttendedRun:
 
     def _awake(self) -> None:
         self._resting = False
-        self._status, self._waits = RunStatus.RUNNING, ()
+        self._changes.show(RunStatus.RUNNING)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -444,20 +341,20 @@ class AttendedRun:
         else:
             reason = encode_failure(self._failure or Failure("", text))
         self._held = (record, run)
-        self._status, self._waits, self._reason = RunStatus.PAUSED, (), reason
-        self._queued.events.append(encode_event("paused", self._clock.now().timestamp(), reason=reason.decode()))
+        self._changes.show(RunStatus.PAUSED, reason=reason)
+        self._changes.event("paused", reason=reason.decode())
         # a pause that was read is over with this
         pauses = [number for number, unread in self._unread.items() if unread.message.kind == "pause"]
         for number in pauses:
             self.consume(None, number)
-        self._touch()
+        self._changes.touch()
         self._see_to_it()
 
     def _go_on(self) -> None:
         assert self._held is not None
         record, former = self._held
         self._held = None
-        self._status, self._reason = RunStatus.QUEUED, None
+        self._changes.show(RunStatus.QUEUED)
         again: RecordRun | None = None
         if former is not None:
             again = copy(former)
@@ -467,10 +364,10 @@ class AttendedRun:
             again.expired = False
             again.journal = None if former.journal is None else former.journal.without(set())
             again.host = self.partition
-            self.run = None
+            self.run = self._changes.run = None
         self._verdict.again(self.partition, record, again)
 
-    def finish(self, status: str, then: Callable[[Exception | None], None] | None) -> None:
+    def finish(self, status: Ending, then: Callable[[Exception | None], None] | None) -> None:
         """Its last word; `then` is called when it is durable, with the error if it can't be."""
         if self.ended or self.partition.closed:
             if then is not None:
@@ -484,13 +381,10 @@ class AttendedRun:
         if status == "failed":
             error = encode_failure(self._failure or Failure("", "failed"))
         fields = {"error": self._failure._asdict()} if status == "failed" and self._failure is not None else {}
-        self._queued.events.append(encode_event(status, self._clock.now().timestamp(), **fields))
+        self._changes.event(status, **fields)
         seconds = int(RETENTION_SECONDS) if kept else _TOLD_SECONDS
-        self._queued.end = RecordEnd(status, value, error, seconds)  # type: ignore[arg-type]
-        self._touch()
+        flush = self._changes.end(RecordEnd(status, value, error, seconds))
         self.ended = True
-        flush = self._flush
-        assert flush is not None
         if self._has_children:
             flush.on_done(self._tell_children)
         if then is not None:
@@ -524,12 +418,12 @@ class AttendedRun:
     @property
     def status(self) -> RunStatus:
         """As it stands here."""
-        return RunStatus.QUEUED if self.run is None and self._held is None else self._status
+        return RunStatus.QUEUED if self.run is None and self._held is None else self._changes.status
 
     def let_go(self) -> None:
         """The partition was let go."""
-        for timer in (self._lazy, self._timer):
-            if timer is not None:
-                timer.cancel()
+        self._changes.let_go()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._reading is not None:
             self._reading.cancel()

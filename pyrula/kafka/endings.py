@@ -281,7 +281,7 @@ class RunEndings:
             self._settled(kind, partition, record, attempts, text, since)
         else:
             end = partial(self._settled, kind, partition, record, attempts, text, since)
-            attended.finish(kind if kind in ("completed", "cancelled") else "failed", end)
+            attended.finish(kind if kind == "completed" or kind == "cancelled" else "failed", end)
 
     def _settled(
         self,

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from aiokafka import TopicPartition
 
@@ -100,6 +100,10 @@ class Bounds:
         self.window_bytes = window_bytes
 
 
+# How a record's run is on record.
+Ending = Literal["completed", "failed", "cancelled"]
+
+
 class Attended(Protocol):
     """A run that others may take part in."""
 
@@ -115,7 +119,7 @@ class Attended(Protocol):
     def let_go(self) -> None:
         """The assignment has ended."""
 
-    def finish(self, status: str, then: Callable[[Exception | None], None]) -> None:
+    def finish(self, status: Ending, then: Callable[[Exception | None], None]) -> None:
         """Its record is about to be complete: write down how it ended, then go on."""
 
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from pyrula.kafka.attended import AttendingStore
+from pyrula.kafka.attending import AttendingStore
 from pyrula.workflows.client.trigger import TriggerStore
 from pyrula.workflows.store.backfills import BackfillStore
 from pyrula.workflows.store.port import SourceStore

@@ -12,6 +12,7 @@ from pyrula.workflows.store.records import RecordState, Registration
 
 SOURCE = record_identity("default", "billing", "orders", 3)
 ADDRESS = f"{stream_digest('default', 'billing', 'orders')}-3"
+FIRST = Token(1, 1)
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Rig:
 
     store: Any
     other: Any
-    token: Token = Token(1, 1)
+    token: Token = FIRST
     numbers: Any = field(default_factory=lambda: itertools.count(1))
     holder: str = "h1"
 

@@ -9,6 +9,7 @@ from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import MAX_UNREAD, Applied, Interrupt, Message, Wait
 from pyrula.workflows.store.port import SourceStore
 from pyrula.workflows.store.record_changes import RecordId
+from pyrula.workflows.store.record_places import answer_where
 from pyrula.workflows.store.records import ENDED
 from pyrula.workflows.store.refusals import (
     InboxFullError,
@@ -17,6 +18,7 @@ from pyrula.workflows.store.refusals import (
     RunNotWaitingError,
     TransitionRefused,
 )
+from pyrula.workflows.store.runs import Query
 from tests.conformance.records.rig import SOURCE, Rig
 from tests.services.waiting import wait_until_async
 
@@ -284,8 +286,6 @@ async def test_news_grow_with_everything_that_is_to_be_looked_at(rig: Rig) -> No
 
 
 async def test_questions_go_to_one_holder(rig: Rig) -> None:
-    from pyrula.workflows.store.runs import Query
-
     query = Query("q1", str(rig.id(7)), "items", b"{}")
     await rig.other.ask(query.run_id, query, seconds=10)
     assert await rig.store.take_questions(rig.id(7).shard, rig.id(7).address) == (query,)
@@ -300,11 +300,10 @@ async def test_a_run_of_which_nothing_is_known_is_where_its_holder_says(rig: Rig
     run = str(rig.id(7))
 
     async def answer() -> None:
-        from pyrula.workflows.store.record_places import answer_where
-
         for status in (RunStatus.RUNNING, None):
-            while not (asked := await rig.store.take_questions(rig.id(7).shard, rig.id(7).address)):
-                await asyncio.sleep(0.005)
+            asked = await wait_until_async(
+                lambda: rig.store.take_questions(rig.id(7).shard, rig.id(7).address), description="a question"
+            )
             await rig.store.answer(asked[0], answer_where(status, [["started", 1.5, {}]]))
 
     answering = asyncio.create_task(answer())

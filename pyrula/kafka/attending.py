@@ -1,0 +1,49 @@
+"""What the runs of records need of others: their store, the slots of their binding, and who ends them."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from pyrula.kafka.partition import Partition, Raw, RecordRun
+from pyrula.workflows.stamps import Stamp
+from pyrula.workflows.store.records import RecordStore
+from pyrula.workflows.store.runs import Submission, Submitted
+
+__all__ = ["AttendingStore", "Slots", "Verdict"]
+
+
+class AttendingStore(RecordStore, Protocol):
+    """What of a store runs of records need."""
+
+    def now(self) -> float: ...
+
+    def new_run_id(
+        self, *, name: str, idempotency_key: str | None = None, parent: str | None = None, stamp: Stamp | None = None
+    ) -> str: ...
+
+    async def submit(self, submission: Submission) -> Submitted: ...
+
+
+class Slots(Protocol):
+    """What bounds how many bodies are at work."""
+
+    def rest(self, partition: Partition) -> None:
+        """One of them stands still: its slot is free."""
+
+    def come_back(self, partition: Partition, take: Callable[[], bool]) -> None:
+        """Call `take` once there is a slot; it says whether it still needs it."""
+
+    def enter(self, partition: Partition, *, rested: bool) -> None:
+        """Take a slot, be there one or not; `rested`: for one that stood still."""
+
+
+class Verdict(Protocol):
+    """What becomes of a record whose run isn't at work."""
+
+    def over(self, partition: Partition, record: Raw) -> None:
+        """Its run had ended before."""
+
+    def cancel(self, partition: Partition, record: Raw) -> None:
+        """It was cancelled."""
+
+    def again(self, partition: Partition, record: Raw, run: RecordRun | None) -> None:
+        """It is to go on: by this run, or from its journal."""
