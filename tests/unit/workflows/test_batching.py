@@ -109,6 +109,14 @@ def test_what_the_body_would_not_take_is_refused_naming_the_field() -> None:
         trigger_event(typed, {"user_id": "u"}, None)
 
 
+def test_a_body_that_takes_something_else_than_batches_is_told_at_the_first_event() -> None:
+    @workflow(name="batching_other", trigger=Collect("user_id", 2, 60))
+    async def other(ctx: Context, key: str, user_id: str) -> None: ...
+
+    with pytest.raises(ValueError, match="workflow 'batching_other', user_id: Field required"):
+        trigger_event(other, {"user_id": "u"}, None)
+
+
 def test_a_key_has_a_size() -> None:
     @workflow(name="batching_long", trigger=Collect(lambda event: "é" * MAX_EVENT, 2, 60))
     async def long(ctx: Context, key: str, events: list[Any], count: int) -> None: ...
