@@ -223,6 +223,10 @@ class AddressBook:
         """Who bounds and ends the runs of a binding."""
         self._served[binding] = slots, verdict
 
+    def unserve(self, binding: Binding) -> None:
+        """The binding has no runs any more."""
+        self._served.pop(binding, None)
+
     def start(self) -> None:
         """Listen and look from now on."""
         self._subscription = self._store.on_inbox(self._worker, self._woken)

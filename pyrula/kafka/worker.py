@@ -14,6 +14,7 @@ from pyrula.kafka.addresses import AddressBook
 from pyrula.kafka.backfill.alone import run_alone
 from pyrula.kafka.backfill.counting import count_records
 from pyrula.kafka.backfill.definition import Backfill
+from pyrula.kafka.backfill.household import Household
 from pyrula.kafka.backfill.service import BackfillInterrupted, BackfillService, options_for
 from pyrula.kafka.binding import Binding, check_bindings
 from pyrula.kafka.consume import GroupConsumer
@@ -85,11 +86,12 @@ class KafkaWorker:
         self._outputs: dict[str, Outputs] = {}
         self._commits: GroupCommit | None = None
         self._backfills: asyncio.Future[BackfillService] | None = None
+        self._backfill_pools: list[Replayers] = []
         self._topics: dict[GroupConsumer, TopicWatch] = {}
         self._looking: list[asyncio.Task[None]] = []
         self._book = AddressBook(store, self._clock)
         self._oldest = OldestWatch()
-        self._solitude = Solitude(lambda: sum(pool.bodies for pool in self._pools), self._wake_pools)
+        self._solitude = Solitude(lambda: sum(pool.bodies for pool in self._all_pools()), self._wake_pools)
         self._reported = monotonic()
 
     @property
@@ -267,6 +269,7 @@ class KafkaWorker:
             commits=commits,
             clusters=self._clusters,
             outputs_of=lambda cluster: self._outputs.setdefault(cluster, Outputs(self._clusters[cluster])),
+            household=Household(self._book, self._solitude, self._backfill_pools),
             clock=self._clock,
             observer=self.on_event,
         )
@@ -312,8 +315,11 @@ class KafkaWorker:
         for each in endings:
             each.close()
 
+    def _all_pools(self) -> list[Replayers]:
+        return [*self._pools, *self._backfill_pools]
+
     def _wake_pools(self) -> None:
-        for pool in self._pools:
+        for pool in self._all_pools():
             pool.wake()
 
     def _look_for_topics(self) -> None:

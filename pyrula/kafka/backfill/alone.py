@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from pyrula.kafka.addresses import AddressBook
 from pyrula.kafka.backfill.definition import Backfill
+from pyrula.kafka.backfill.household import Household
 from pyrula.kafka.backfill.service import BackfillService
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.events import Observer
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.outputs import Outputs
+from pyrula.kafka.replayers import Replayers
+from pyrula.kafka.solitude import Solitude
 from pyrula.kafka.stores import WorkerStore
 from pyrula.workflows.client.backfill_report import BackfillReport
 from pyrula.workflows.clock import Clock
@@ -32,6 +36,14 @@ async def run_alone(
     loop = asyncio.get_running_loop()
     outputs: dict[str, Outputs] = {}
     commits = GroupCommit(store.append_rows)
+    pools: list[Replayers] = []
+    book = AddressBook(store, clock)
+
+    def wake() -> None:
+        for pool in pools:
+            pool.wake()
+
+    solitude = Solitude(lambda: sum(pool.bodies for pool in pools), wake)
 
     def outputs_of(cluster: str) -> Outputs:
         if cluster not in outputs:
@@ -44,14 +56,18 @@ async def run_alone(
         commits=commits,
         clusters=clusters,
         outputs_of=outputs_of,
+        household=Household(book, solitude, pools),
         clock=clock,
         observer=observer,
         only_given=True,
     )
     prepare(loop)
     looking = None
+    listening = False
     try:
         await store.open()
+        book.start()
+        listening = True
         await service.start(backfill)
         looking = loop.create_task(service.run(), name="look for backfills")
         return await service.finished(backfill.id, on_progress)
@@ -60,6 +76,8 @@ async def run_alone(
             looking.cancel()
             await asyncio.wait([looking])
         await service.stop()
+        if listening:
+            await book.stop()
         await commits.close()
         for one in outputs.values():
             await one.stop()

@@ -15,10 +15,12 @@ from typing import Any, Literal, TypeAlias
 
 from aiokafka import ConsumerRecord, TopicPartition
 
+from pyrula.kafka.addresses import AddressBook
 from pyrula.kafka.backfill.definition import Job, Undecided, group_of
 from pyrula.kafka.backfill.pacing import Pacer
 from pyrula.kafka.backfill.reader import PartReader, existing_partitions
 from pyrula.kafka.client import BrokerError, OutOfRange, Unreadable
+from pyrula.kafka.deaths import read_marks
 from pyrula.kafka.events import RecordEvent
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.options import KafkaOptions
@@ -67,6 +69,7 @@ class Surroundings:
         commits: GroupCommit,
         options: KafkaOptions,
         pacer: Pacer,
+        book: AddressBook,
         on_change: Callable[[], None],
     ) -> None:
         self.job = job
@@ -76,6 +79,7 @@ class Surroundings:
         self.commits = commits
         self.options = options
         self.pacer = pacer
+        self.book = book
         self.on_change = on_change
 
 
@@ -122,6 +126,10 @@ class Part:
             around.options.window_offsets,
             around.options.window_bytes,
         )
+        marks, rows = read_marks(claim)
+        registered = await around.book.register(
+            around.job.binding, self.tp.topic, self.number, self._source, claim.token, progress.position, "nothing"
+        )
         self.partition = Partition(
             self.tp,
             around.job.binding,
@@ -129,7 +137,8 @@ class Part:
             token=claim.token,
             source=self._source,
             tracker=tracker,
-            rows=claim.rows,
+            rows=rows,
+            marks=marks,
             known=self._witness(),
             commits=around.commits,
             bounds=bounds,
@@ -138,6 +147,7 @@ class Part:
             standing=around.standing,
             triggers=around.store,
         )
+        around.book.open(self.partition, registered, lambda: progress.end)
         around.pool.add(self.partition)
         await self._reader.begin(tracker.committable())
         self._pump = asyncio.get_running_loop().create_task(self._read_on(self.partition), name=f"backfill {self.tp}")
@@ -386,6 +396,13 @@ class Part:
                 log.warning("backfill %s: %s: journal not pruned: %s", self._around.job.id, self.tp, error)
                 return
         partition.pruned(below)
+        if partition.addresses is not None:
+            try:
+                await partition.addresses.passed(below)
+            except LeaseLost:
+                self.lost = True
+            except StoreError as error:
+                log.warning("backfill %s: %s: its board is not cleared: %s", self._around.job.id, self.tp, error)
 
     def quiesce(self) -> None:
         """Start nothing more; what runs goes on."""

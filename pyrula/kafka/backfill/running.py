@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 from pyrula.kafka.backfill.definition import Job
+from pyrula.kafka.backfill.household import Household
 from pyrula.kafka.backfill.marked import MarkedOutputs
 from pyrula.kafka.backfill.pacing import Pacer
 from pyrula.kafka.backfill.part import SETTLE_SECONDS, Part, Surroundings
@@ -62,6 +63,7 @@ class RunningBackfill:
         commits: GroupCommit,
         outputs: Producing,
         options: KafkaOptions,
+        household: Household,
         clock: Clock,
         observer: Observer | None,
     ) -> None:
@@ -76,6 +78,7 @@ class RunningBackfill:
         self._pool = Replayers(job.binding, self._endings, clock)
         self._pool.on_completed = self._endings.completed_at_once
         self._endings.pool = self._pool
+        self._household = household
         self._pacer = Pacer(job.pace.rate)
         self._interval = min(options.commit_interval, options.heartbeat_interval)
         self._changed = asyncio.Event()
@@ -92,6 +95,7 @@ class RunningBackfill:
 
     async def run(self) -> None:
         """Until the backfill is over, or `stop`. What may pass by itself is tried again, whatever it takes."""
+        self._household.admit(self.job.binding, self._pool, self._endings)
         try:
             while not self._stopping:
                 try:
@@ -110,6 +114,7 @@ class RunningBackfill:
             finally:
                 self._endings.close()
                 await self._pool.stop()
+                self._household.dismiss(self.job.binding, self._pool)
 
     async def _wait(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -177,6 +182,7 @@ class RunningBackfill:
             commits=self._commits,
             options=self._options,
             pacer=self._pacer,
+            book=self._household.book,
             on_change=self._changed.set,
         )
 

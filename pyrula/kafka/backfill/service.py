@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from pyrula.kafka.backfill.definition import Backfill, Job, job_of
+from pyrula.kafka.backfill.household import Household
 from pyrula.kafka.backfill.running import RunningBackfill
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.events import Observer
@@ -58,6 +59,7 @@ class BackfillService:
         commits: GroupCommit,
         clusters: Mapping[str, KafkaOptions],
         outputs_of: Callable[[str], Producing],
+        household: Household,
         clock: Clock,
         observer: Observer | None,
         only_given: bool = False,
@@ -67,6 +69,7 @@ class BackfillService:
         self._commits = commits
         self._clusters = clusters
         self._outputs_of = outputs_of
+        self._household = household
         self._clock = clock
         self._observer = observer
         self._only_given = only_given
@@ -137,6 +140,7 @@ class BackfillService:
             commits=self._commits,
             outputs=self._outputs_of(job.request.cluster),
             options=self._clusters[job.request.cluster],
+            household=self._household,
             clock=self._clock,
             observer=self._observer,
         )
