@@ -1,7 +1,8 @@
 """Fires the schedules of the workflows that are served here.
 
 Rules: first the run of a fire time is submitted, with the time in its idempotency key, then the next fire time is
-written if nobody else was first. So a fire time starts one run, whoever dies in between.
+written if nobody else was first. So a fire time starts one run, whoever dies in between. Where runs must not overlap,
+the run's id is written before it is submitted: the next fire has to know of it even so.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError, StoreUnavailable
 from pyrula.workflows.params import Params
 from pyrula.workflows.schedules import Plan, fires_of, first_fire
-from pyrula.workflows.stamps import Stamp, stamp_of
+from pyrula.workflows.stamps import stamp_of
 from pyrula.workflows.store.lifecycle import TERMINAL
 from pyrula.workflows.store.refusals import RunNotFoundError
 from pyrula.workflows.store.runs import RunStore, Schedule, Submission
@@ -95,10 +96,26 @@ class Firing:
         fires = fires_of(plan, schedule.due, self._store.now())
         last, started, skipped = schedule.last_run, 0, fires.skipped
         for moment in fires.times:
-            if plan.overlap == "skip" and last is not None and not await self._ended(last):
-                skipped += 1
-                continue
-            last = await self._submit(schedule, plan, definition, params, stamp, moment, skipped)
+            key = f"schedule:{schedule.id}:{_text(moment)}"
+            run_id = self._store.new_run_id(name=definition.name, idempotency_key=key, stamp=stamp)
+            if plan.overlap == "skip":
+                if last is not None and not await self._ended(last):
+                    skipped += 1
+                    continue
+                if not await self._store.put_schedule(replace(schedule, last_run=run_id), expected=schedule.revision):
+                    return started  # others are at it
+                schedule = replace(schedule, last_run=run_id, revision=schedule.revision + 1)
+            submission = Submission(
+                run_id,
+                definition.name,
+                params,
+                version=definition.version,
+                idempotency_key=key,
+                owner=plan.owner,
+                metadata=_metadata(schedule, plan, moment, skipped),
+                stamp=stamp,
+            )
+            last = (await self._store.submit(submission)).run_id
             started, skipped = started + 1, 0
         if skipped:
             log.info("schedule %r: %d fires are left out", schedule.id, skipped)
@@ -106,39 +123,22 @@ class Firing:
         await self._store.put_schedule(following, expected=schedule.revision)
         return started
 
-    async def _submit(
-        self,
-        schedule: Schedule,
-        plan: Plan,
-        definition: WorkflowDefinition[Any, Any],
-        params: bytes,
-        stamp: Stamp | None,
-        moment: float,
-        skipped: int,
-    ) -> str:
-        fire_time = datetime.fromtimestamp(moment, UTC).isoformat()
-        key = f"schedule:{schedule.id}:{fire_time}"
-        metadata = {
-            "schedule": schedule.id,
-            "fire_time": fire_time,
-            "skipped": skipped,
-            "metadata": loads(plan.metadata),
-        }
-        run_id = self._store.new_run_id(name=definition.name, idempotency_key=key, stamp=stamp)
-        submission = Submission(
-            run_id,
-            definition.name,
-            params,
-            version=definition.version,
-            idempotency_key=key,
-            owner=plan.owner,
-            metadata=encode_message(metadata, f"schedule {schedule.id!r}: metadata"),
-            stamp=stamp,
-        )
-        return (await self._store.submit(submission)).run_id
-
     async def _ended(self, run_id: str) -> bool:
         try:
             return await self._store.status(run_id) in TERMINAL
         except RunNotFoundError:
             return True
+
+
+def _text(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat()
+
+
+def _metadata(schedule: Schedule, plan: Plan, moment: float, skipped: int) -> bytes:
+    told = {
+        "schedule": schedule.id,
+        "fire_time": _text(moment),
+        "skipped": skipped,
+        "metadata": loads(plan.metadata),
+    }
+    return encode_message(told, f"schedule {schedule.id!r}: metadata")

@@ -1,14 +1,29 @@
 """When schedules fire: over the nights when clocks are changed, after a time away, and in the test environment."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from pyrula.workflows import ConfigurationError, Context, Cron, Every, workflow
+from pyrula.workflows import (
+    ConfigurationError,
+    Context,
+    Cron,
+    Every,
+    ManualClock,
+    MemoryStore,
+    WorkflowClient,
+    workflow,
+)
 from pyrula.workflows.schedules import Plan, fires_of
+from pyrula.workflows.store.ids import RunId
+from pyrula.workflows.store.runs import Submission, Submitted
 from pyrula.workflows.testing import WorkflowTestEnv
+from pyrula.workflows.worker.firing import Firing
+from pyrula.workflows.worker.served import Served
 
 HOUR = timedelta(hours=1)
 
@@ -148,3 +163,91 @@ async def test_params_are_checked_when_the_schedule_is_made() -> None:
     env = WorkflowTestEnv()
     with pytest.raises(ValueError, match="sched_report"):
         await env.client.schedules.create("r", report, {"nonsense": 1}, trigger=Every(HOUR))
+
+
+async def test_over_the_nights_when_clocks_change_a_daily_run_is_started_once_a_day() -> None:
+    @workflow(name="sched_nightly")
+    async def nightly(ctx: Context) -> str:
+        return f"{(await ctx.now()).astimezone(ZoneInfo('Europe/Paris')):%d %H:%M}"
+
+    env = WorkflowTestEnv(start=datetime(2025, 3, 28, 12, tzinfo=UTC))
+    half_past_two = Cron("30 2 * * *", tz="Europe/Paris")
+    await env.client.schedules.create("n", nightly, trigger=half_past_two)
+    await env.advance(timedelta(days=4))
+    # the 30th has no half past two: it is run at three
+    assert await started(env) == ["2025-03-29T01:30", "2025-03-30T01:00", "2025-03-31T00:30", "2025-04-01T00:30"]
+    env = WorkflowTestEnv(start=datetime(2025, 10, 25, 12, tzinfo=UTC))
+    await env.client.schedules.create("n", nightly, trigger=half_past_two)
+    await env.advance(timedelta(days=2))
+    # half past two comes twice on the 26th
+    assert await started(env) == ["2025-10-26T00:30", "2025-10-27T01:30"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["12:00"]),
+        ({"catch_up": "all", "window": 3 * HOUR, "overlap": "allow"}, ["10:00", "11:00", "12:00"]),
+        ({"catch_up": "all", "window": 3 * HOUR}, ["10:00"]),
+        ({"catch_up": "none"}, []),
+        ({"window": timedelta(minutes=10)}, []),
+    ],
+)
+async def test_what_was_missed_while_nobody_looked(options: dict[str, Any], expected: list[str]) -> None:
+    env = WorkflowTestEnv(start=datetime(2025, 1, 1, tzinfo=UTC))
+    await env.client.schedules.create("r", report, {"hours": 1}, trigger=Every(HOUR), **options)
+    env.clock.advance(12.5 * 3600)  # as if all workers had been away
+    await env.advance(0)
+    assert [text[11:] for text in await started(env)] == expected
+    (info,) = await env.client.schedules.list()
+    assert info.due == datetime(2025, 1, 1, 13, tzinfo=UTC)
+
+
+class DiesAfterSubmit(MemoryStore):
+    """As if its process had ended between the submission of a run and what is written after it."""
+
+    async def submit(self, submission: Submission) -> Submitted:
+        await super().submit(submission)
+        raise asyncio.CancelledError
+
+
+async def test_the_next_fire_knows_of_a_run_whose_worker_died_before_it_could_say_so() -> None:
+    clock = ManualClock()
+    dying = DiesAfterSubmit(clock)
+    store = MemoryStore(clock)
+    store._board = dying._board
+    client = WorkflowClient(store)
+    served = Served([report])
+    await client.schedules.create("r", report, {"hours": 5}, trigger=Every(HOUR))
+    clock.advance(HOUR)
+    with pytest.raises(asyncio.CancelledError):
+        await Firing(dying, served, poll_interval=1).fire_due()
+    (run,) = [RunId.parse(chain).chain for chain in store._board.chains]
+    # the fire of that time is the run that is there; the later ones are left out
+    clock.advance(HOUR)
+    assert await Firing(store, served, poll_interval=1).fire_due() == 0
+    assert list(store._board.chains) == [run]
+    (info,) = await client.schedules.list()
+    assert info.last_run == run
+    await client.cancel("sched_report", run)
+    clock.advance(HOUR)
+    assert await Firing(store, served, poll_interval=1).fire_due() == 1
+
+
+class DiesBeforeSubmit(MemoryStore):
+    async def submit(self, submission: Submission) -> Submitted:
+        raise asyncio.CancelledError
+
+
+async def test_a_fire_whose_worker_died_before_the_submission_is_made_up_for() -> None:
+    clock = ManualClock()
+    dying = DiesBeforeSubmit(clock)
+    store = MemoryStore(clock)
+    store._board = dying._board
+    client = WorkflowClient(store)
+    await client.schedules.create("r", report, trigger=Every(HOUR))
+    clock.advance(HOUR)
+    with pytest.raises(asyncio.CancelledError):
+        await Firing(dying, Served([report]), poll_interval=1).fire_due()
+    assert await Firing(store, Served([report]), poll_interval=1).fire_due() == 1
+    assert len(store._board.chains) == 1
