@@ -107,7 +107,7 @@ def create_app(
         "/openapi.json", openapi, methods=["GET"], include_in_schema=False, openapi_extra=needs(Role.READ)
     )
     app.include_router(router)
-    describe_workflows(app, api.definitions)
+    describe_workflows(app, definitions=api.definitions)
     app.add_exception_handler(HTTPException, _unrouted)
     app.add_exception_handler(Exception, _unrouted)
     app.add_middleware(_Headers)

@@ -1,7 +1,7 @@
 """The OpenAPI document with each imported workflow's parameters: a path of its own, whose body has their schema.
 
-Rules: the document is made when it is asked for, since workflows may be imported after the app was made. A workflow's
-models are named after it, so that two workflows may each have an `Order`.
+Rules: the document is made when it is asked for, and again when other workflows are there than the last time. The
+models of a workflow are named after it, so that two workflows may each have an `Order`.
 """
 
 import re
@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from fastapi import FastAPI
 
-from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.definition import WorkflowDefinition, registered_definitions
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.params import Params
 
@@ -23,17 +23,28 @@ _STARTING: Final = ("/{name}/runs", "/{name}/stream")
 
 
 def describe_workflows(
-    app: FastAPI, definitions: Callable[[], Mapping[str, WorkflowDefinition[Any, Any]]], prefix: str = ""
+    app: FastAPI,
+    *,
+    prefix: str = "",
+    definitions: Callable[[], Mapping[str, WorkflowDefinition[Any, Any]]] = registered_definitions,
 ) -> None:
-    """Have the app's OpenAPI document show how each workflow is started. `prefix` is where the router was included."""
+    """Have the app's OpenAPI document show how each workflow is started: all that this process has imported, unless
+    `definitions` gives others. `prefix` is where the router was included."""
     plain = app.openapi
+    made: tuple[dict[str, WorkflowDefinition[Any, Any]], dict[str, Any]] | None = None
 
     def described() -> dict[str, Any]:
+        nonlocal made
+        present = dict(definitions())
+        if made is None or made[0] != present:
+            made = present, document_of(present)
+        return made[1]
+
+    def document_of(present: Mapping[str, WorkflowDefinition[Any, Any]]) -> dict[str, Any]:
         app.openapi_schema = None
-        document = deepcopy(plain())
-        app.openapi_schema = None
+        document = plain()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for name, definition in sorted(definitions().items()):
+        for name, definition in sorted(present.items()):
             body = _body(name, definition, schemas)
             for template in _STARTING:
                 general = document["paths"].get(prefix + template, {}).get("post")
