@@ -297,8 +297,12 @@ class AddressBook:
             shards: dict[int, list[Addresses]] = {}
             for addresses in self._open.values():
                 shards.setdefault(addresses.partition.shard, []).append(addresses)
-            with suppress(StoreUnavailable):  # who writes the journal tells of it
+            try:
                 await asyncio.gather(*(self._look(shard, found) for shard, found in shards.items()))
+            except StoreUnavailable:
+                pass  # who writes the journal tells of it
+            except StoreError as error:
+                log.warning("it can't be seen who has addressed a record's run: %s", error)
 
     async def _look(self, shard: int, found: list[Addresses]) -> None:
         news = await self._store.news(shard, [one.registration.address for one in found])

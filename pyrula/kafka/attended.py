@@ -48,8 +48,6 @@ __all__ = ["PARK_AFTER", "AttendedRun"]
 log = logging.getLogger("pyrula.kafka")
 
 PARK_AFTER: Final = 1.0
-# The end of a run that isn't kept stays so long if somebody took part in it, so that who waits for it is told.
-_TOLD_SECONDS: Final = 3600
 
 
 class AttendedRun:
@@ -96,6 +94,9 @@ class AttendedRun:
         self._changes.touch()
 
     def consume(self, run: Any, number: int) -> None:
+        unread = self._unread.get(number)
+        if unread is not None and unread.message.kind == "pause":
+            return  # until it is taken back, whoever has the run
         self._unread.pop(number, None)
         if number > 0:
             self._changes.consumed.append(number)
@@ -238,6 +239,8 @@ class AttendedRun:
         self._open.update(interrupt.wait_id for interrupt in state.interrupts)
         if state.restarts > self._restarts:
             self._restarts = state.restarts
+            for number in [number for number, unread in self._unread.items() if unread.message.kind == "pause"]:
+                del self._unread[number]
             if self._held is not None:
                 self._go_on()
         self._deliver()
@@ -343,10 +346,6 @@ class AttendedRun:
         self._held = (record, run)
         self._changes.show(RunStatus.PAUSED, reason=reason)
         self._changes.event("paused", reason=reason.decode())
-        # a pause that was read is over with this
-        pauses = [number for number, unread in self._unread.items() if unread.message.kind == "pause"]
-        for number in pauses:
-            self.consume(None, number)
         self._changes.touch()
         self._see_to_it()
 
@@ -382,8 +381,7 @@ class AttendedRun:
             error = encode_failure(self._failure or Failure("", "failed"))
         fields = {"error": self._failure._asdict()} if status == "failed" and self._failure is not None else {}
         self._changes.event(status, **fields)
-        seconds = int(RETENTION_SECONDS) if kept else _TOLD_SECONDS
-        flush = self._changes.end(RecordEnd(status, value, error, seconds))
+        flush = self._changes.end(RecordEnd(status, value, error, int(RETENTION_SECONDS) if kept else 0))
         self.ended = True
         if self._has_children:
             flush.on_done(self._tell_children)

@@ -366,6 +366,25 @@ async def test_a_record_is_paused_and_goes_on(rig: Rig, client: WorkflowClient) 
     assert executed.count("began o1") == 2
 
 
+async def test_a_pause_outlives_its_worker(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create()
+    await rig.produce([b"o1"])
+    gates["o1"] = asyncio.Event()
+    gates["o1"].set()
+    binding = rig.binding(take_long)
+    async with rig.running(binding):
+        run = await first_run(rig, client, binding)
+        await rig.until(lambda: len(executed) > 3, "the body to be at work")
+        assert await run.pause("lunch") == "paused"
+    at = len(executed)
+    async with rig.running(binding) as running:
+        await rig.until(lambda: executed.count("began o1") == 2 and running.told("paused"), "it to be replayed")
+        assert await run.status() == "paused"
+        assert len(executed) == at + 1
+        assert await run.cancel() == "cancelled"
+        await rig.until_committed(1)
+
+
 async def test_a_long_sleep_holds_no_slot(rig: Rig, client: WorkflowClient) -> None:
     await rig.create()
     await rig.produce([b"o1", b"o2"])
@@ -379,11 +398,14 @@ async def test_a_long_sleep_holds_no_slot(rig: Rig, client: WorkflowClient) -> N
         await rig.until_committed(2)
 
 
-async def test_a_sleep_ends_by_itself(rig: Rig, client: WorkflowClient) -> None:
+async def test_a_sleep_ends_by_itself_and_leaves_nothing(rig: Rig, client: WorkflowClient) -> None:
     await rig.create()
     await rig.produce([b"o1", b"o2", b"o3"])
-    async with rig.running(rig.binding(nap, max_concurrency=1)):
+    binding = rig.binding(nap, max_concurrency=1)
+    async with rig.running(binding):
         await rig.until_committed(3)
+        with pytest.raises(RunNotFoundError):
+            await (await first_run(rig, client, binding)).status()
     assert sorted(executed) == ["o1", "o2", "o3"]
 
 

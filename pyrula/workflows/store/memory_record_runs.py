@@ -9,7 +9,7 @@ from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
 from pyrula.workflows.store.memory_board import Board
 from pyrula.workflows.store.messages import MAX_UNREAD, Applied, Child, Delivered, Message, Unread, Wait
 from pyrula.workflows.store.record_changes import RecordChange, RecordId
-from pyrula.workflows.store.records import ENDED, MAX_ADDRESSED, Registration
+from pyrula.workflows.store.records import ENDED, MAX_ADDRESSED, TOLD_SECONDS, Registration
 from pyrula.workflows.store.refusals import InboxFullError, RunFinishedError, RunNotFoundError, not_waiting
 from pyrula.workflows.store.runs import RETENTION_SECONDS, Query
 
@@ -234,8 +234,12 @@ class RecordRuns:
         status, run.value, run.error, seconds = change.end
         run.status, run.waits, run.interrupts = RunStatus(status), (), {}
         run.finished_at = self.board.now()
-        run.until = run.finished_at + seconds
-        self.address_of(record).board[record.position] = ENDED
+        if not seconds and not run.done_by_clients:
+            self.address_of(record).board.pop(record.position, None)
+            del self.runs[record]
+        else:
+            run.until = run.finished_at + (seconds or TOLD_SECONDS)
+            self.address_of(record).board[record.position] = ENDED
         children, run.children = run.children, {}
         for child in children.values():
             if child.on_parent_close == "cancel":

@@ -47,7 +47,7 @@ class RecordFinder(Protocol):
 
 
 class RecordEnd(NamedTuple):
-    """How a run ended. It is kept for `seconds`."""
+    """How a run ended. It is kept for `seconds`; with 0 only if a client has done something to it, which is to hear."""
 
     status: Literal["completed", "failed", "cancelled"]
     value: bytes

@@ -26,6 +26,7 @@ __all__ = [
     "ENDED",
     "GONE_SECONDS",
     "MAX_ADDRESSED",
+    "TOLD_SECONDS",
     "WHERE",
     "RecordState",
     "RecordStore",
@@ -35,6 +36,9 @@ __all__ = [
 
 MAX_ADDRESSED: Final = 10_000
 """Runs of one source that somebody may have addressed and that haven't ended."""
+
+TOLD_SECONDS: Final = 3600
+"""How long the end of a run is kept in any case, if a client has done something to it."""
 
 GONE_SECONDS: Final = 3600
 """How long it is remembered that a run is not to be found any more."""

@@ -152,6 +152,18 @@ async def test_an_end_is_final(rig: Rig) -> None:
     assert await rig.rows() == []
 
 
+async def test_an_end_that_nobody_asked_for_leaves_nothing(rig: Rig) -> None:
+    await rig.change(7, 1, rows=[(0, b"row")], status=RunStatus.SLEEPING, events=[b"[1]"])
+    await rig.end(7, 2, seconds=0)
+    assert await rig.store.board(rig.id(7).shard, rig.id(7).address) == {}
+    assert await rig.other.events_of(str(rig.id(7)), 0) == []
+    assert await rig.store.read_record(rig.id(7), 0) is None
+    await rig.change(8, 1, rows=[(0, b"row")])
+    await rig.signal(8)
+    await rig.end(8, 2, seconds=0)
+    assert await rig.other.status(str(rig.id(8))) == RunStatus.COMPLETED
+
+
 async def test_a_paused_run_is_asked_to_go_on_once(rig: Rig) -> None:
     run = str(rig.id(7))
     await rig.change(7, 1, status=RunStatus.RUNNING)

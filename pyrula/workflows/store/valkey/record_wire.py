@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.port import MAX_POSITION, Batch
 from pyrula.workflows.store.record_changes import RecordChange, RecordId
+from pyrula.workflows.store.records import TOLD_SECONDS
 from pyrula.workflows.store.runs import RETENTION_SECONDS
 from pyrula.workflows.store.valkey import wire
 from pyrula.workflows.store.valkey.keys import bucket_of
@@ -96,7 +97,7 @@ def change_request(
     if end is None:
         arguments.append(b"")
     else:
-        arguments += [end.status.encode(), end.value, end.error or b"", b"%d" % end.seconds]
+        arguments += [end.status.encode(), end.value, end.error or b"", b"%d" % end.seconds, b"%d" % TOLD_SECONDS]
     names = [
         source_key,
         b"%b%d" % (prefix, bucket),

@@ -9,7 +9,8 @@
 --       then  error or ''; attempt or ''; waits, each counted: kind, name, deadline in microseconds or ''; and counted:
 --             rows to set (index, data), rows to delete, message numbers consumed, updates applied (id, outcome's letter
 --             and value), interrupts opened (id, payload) and closed, children (id, policy), events
---       then  '' or an end: status, value, error or '', seconds
+--       then  '' or an end: status, value, error or '', seconds to keep it, seconds to keep it if a client has done
+--             something to the run and the former are 0: else nothing of it stays
 -- reply    1 written, 0 refused: the token is another one
 --
 -- Keeps: as append.lua. A change is written once, by its holder and number; an end is the last one. With the end of a run
@@ -111,7 +112,8 @@ redis.call('HSETNX', board, position, state.c)
 local ended = arg()
 if ended ~= '' then
   local value, failure = arg(), arg()
-  ttl = arg()
+  ttl = tonumber(arg())
+  local told = arg()
   state.s, state.p = ended, nil
   redis.call('HSET', hash, 'value', value, 'error', failure, 'finished', string.format('%.0f', now()))
   redis.call('HSET', board, position, -1)
@@ -123,6 +125,16 @@ if ended ~= '' then
     end
   end
   redis.call('UNLINK', extras)
+  if ttl == 0 and state.c == 0 then
+    redis.call('UNLINK', hash, events, inbox, met, consumed)
+    redis.call('HDEL', board, position)
+    for place = 1, 4 do
+      redis.call('EXPIRE', KEYS[place], ARGV[5])
+    end
+    changed(channel, id)
+    return 1
+  end
+  ttl = ttl > 0 and ttl or told
   shown = true
 end
 save(hash, state)
