@@ -290,7 +290,7 @@ async def test_batches_that_became_runs_leave_nothing_but_ids(server: Server, on
         await rig.dropped(batch)
     tag = b"{%b:0}" % server.namespace.encode()
     keys = await server.keys()
-    ids = {key for key in keys if key.startswith(tag + b"v:")}
+    ids = {key for key in keys if key.startswith(tag + b"ti:")}
     assert keys - ids == {b"{%b}meta" % server.namespace.encode(), tag + b"meta"}
     lives = sorted([await server.call("TTL", key) for key in ids])
     assert lives[-1] > RETENTION_SECONDS - 100

@@ -29,6 +29,8 @@ def test_arguments_as_in_the_specification() -> None:
     assert Rate("tenant_id", 5, 10) == Rate(key="tenant_id", per_second=5, burst=10)
     assert Collect("user_id", 50, 60) == Collect(key="user_id", max_events=50, window_seconds=60)
     assert Debounce("user_id", 1.5) == Debounce(key="user_id", window_seconds=1.5)
+    assert Debounce("user_id", 1.5).max_wait_seconds is None
+    assert Debounce("user_id", 1.5, 60) == Debounce(key="user_id", window_seconds=1.5, max_wait_seconds=60)
 
 
 @pytest.mark.parametrize(("per_second", "burst"), [(5, 5), (0.2, 1), (2.5, 3), (3.0, 3)])
@@ -56,6 +58,11 @@ def test_burst_defaults_to_the_rate_rounded_up(per_second: float, burst: int) ->
         lambda: Collect("k", 1, 0),
         lambda: Debounce("k", 0),
         lambda: Debounce(5, 1),
+        lambda: Debounce("k", 5, 4.9),
+        lambda: Debounce("k", 5, 0),
+        lambda: Debounce("k", 5, math.nan),
+        lambda: Debounce("k", 5, max_wait_seconds="60"),
+        lambda: Debounce("k", 5, max_wait=60),
         lambda: Retry(max_attempts=0),
         lambda: Retry(max_attempts=None),
         lambda: Retry(initial=-1),

@@ -54,15 +54,15 @@ def _keys(namespace: str, buffer: Buffer) -> tuple[bytes, ...]:
     return (
         prefix + b"meta",
         prefix + b"batch",
-        b"%bb:%b" % (prefix, own),
-        b"%bz:%b" % (prefix, own),
+        b"%bte:%b" % (prefix, own),
+        b"%bts:%b" % (prefix, own),
         due_key(namespace, buffer.shard, buffer.name),
     )
 
 
 @lru_cache(maxsize=4096)
 def due_key(namespace: str, shard: int, name: str) -> bytes:
-    return b"%by:%b" % (tag(namespace, shard), digest("due", name, size=16).hex().encode())
+    return b"%btd:%b" % (tag(namespace, shard), digest("due", name, size=16).hex().encode())
 
 
 def _known(event: TriggerEvent) -> bytes:
@@ -160,7 +160,7 @@ class ValkeyBatches:
         return sorted(found)
 
     def _id_key(self, buffer: Buffer, known: bytes) -> bytes:
-        return b"%bv:%b" % (tag(self._runs.namespace, buffer.shard), known)
+        return b"%bti:%b" % (tag(self._runs.namespace, buffer.shard), known)
 
     def _batch_script(
         self, name: str, buffer: Buffer, arguments: Sequence[bytes] = (), keys: Sequence[bytes] = ()
