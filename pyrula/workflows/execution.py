@@ -265,7 +265,7 @@ class Execution(Attended):
                 early.__cause__ = error
                 self.stop("paused", early)
             elif isinstance(continued, Continued):
-                self.stop("continued_as_new", continued.into)
+                self._continue(continued)
             elif first(error, self._cancellations()) is not None:
                 self.stop("cancelled", error)
             else:
@@ -276,6 +276,13 @@ class Execution(Attended):
                 self.stop("failed", error)
                 self.note_failure(error)
         return self._stopped()
+
+    def _continue(self, continued: Continued) -> None:
+        try:
+            self.stop("continued_as_new", continued.into())
+        except Exception as error:  # noqa: BLE001 - the next link's params are made by the body's own code
+            self.stop("failed", error)
+            self.note_failure(error)
 
     def _cancellations(self) -> tuple[type[BaseException], ...]:
         """What a body ends with when it was cancelled."""

@@ -318,3 +318,41 @@ async def test_what_a_retry_takes_back_is_delivered_again() -> None:
             await life.crash()
     assert (await life.end()).value == ["u", "m"]
     assert len(life.stored.applied["u1"]) == 1
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_what_a_handler_changes_meanwhile_goes_along_by_a_function(
+    later: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(ctx: Context, items: list[str]) -> None:
+        async def add(sku: str) -> None:
+            await ctx.wait_for_signal("priced")
+            items.append(sku)
+
+        ctx.on_update("add", add)
+        await ctx.wait_for_signal("go")
+        await ctx.continue_as_new((lambda: {"items": items}) if later else {"items": items})
+
+    life = Life(WorkflowDefinition(body, name="loop"), [])
+    life.begin()
+    life.send("update", "add", {"sku": "a"}, "u1")
+    life.send("signal", "go")
+    life.send("signal", "priced")
+    outcome = await life.end()
+    assert (outcome.status, outcome.value.params) == (
+        "continued_as_new",
+        b'{"items":["a"]}' if later else b'{"items":[]}',
+    )
+    said = [record.message for record in caplog.records if "continues as new while 1 of its updates" in record.message]
+    assert len(said) == (not later)
+
+
+async def test_a_function_that_gives_no_params_fails_the_run() -> None:
+    async def body(ctx: Context, n: int) -> None:
+        await ctx.continue_as_new(lambda: {"n": "many"})
+
+    life = Life(WorkflowDefinition(body, name="loop"), 1)
+    life.begin()
+    outcome = await life.end()
+    assert outcome.status == "failed"
+    assert "workflow 'loop', n: " in str(outcome.error)

@@ -119,6 +119,11 @@ class Crew(Deliveries):
         if self._handlers_gone is not None:
             wake(self._handlers_gone)
 
+    @property
+    def handling(self) -> int:
+        """How many updates were taken and have not ended."""
+        return len(self.mail.handlers)
+
     async def handlers_ended(self) -> None:
         """The body has ended: until the updates that it took have, too. Then it is too late for more of them."""
         while self.mail.handlers and self.run.stopped is None:

@@ -1,6 +1,6 @@
 """What a run's host gives and takes."""
 
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from pyrula.workflows.batching import TriggerEvent
@@ -56,9 +56,12 @@ class ContinueAsNew(NamedTuple):
 
 
 class Continued(BaseException):
-    """Raised through the body by `ctx.continue_as_new`, so that its `finally` blocks run."""
+    """Raised through the body by `ctx.continue_as_new`, so that its `finally` blocks run.
 
-    def __init__(self, into: ContinueAsNew) -> None:
+    `into` is called when they have, and what the run's update handlers had begun is done, too.
+    """
+
+    def __init__(self, into: Callable[[], ContinueAsNew]) -> None:
         super().__init__("the run continues as new")
         self.into = into
 

@@ -108,6 +108,10 @@ class CrewLike(Protocol):
     def idle_waits(self, park_after: float) -> tuple[Wait, ...] | None:
         """What the run waits for, if nothing else could bring it on."""
 
+    @property
+    def handling(self) -> int:
+        """How many updates were taken and have not ended."""
+
     async def handlers_ended(self) -> None:
         """Until the updates that were taken have ended."""
 

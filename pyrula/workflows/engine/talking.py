@@ -4,10 +4,12 @@ All of it goes through the run's crew: it waits for what others do.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from datetime import timedelta
 from typing import Any, Generic, Literal, NoReturn, TypeVar, overload
+
+from pydantic import BaseModel
 
 from pyrula.workflows.annotations import caller, is_async
 from pyrula.workflows.clock import to_seconds
@@ -22,7 +24,7 @@ from pyrula.workflows.engine.letters import (
     SignalOperation,
     StartChildOperation,
 )
-from pyrula.workflows.engine.run import RUN, Run
+from pyrula.workflows.engine.run import RUN, Run, log
 from pyrula.workflows.engine.update import UpdateHandler
 from pyrula.workflows.errors import PyrulaError
 from pyrula.workflows.params import Params, encode_unchecked
@@ -161,17 +163,32 @@ class Talking:
     async def continue_as_new(self, params: Any = None) -> NoReturn:
         """Ends this run and begins the next link of its chain: the same id for others, new params, an empty journal.
 
-        Doesn't return. `finally` blocks run; messages that weren't read are kept.
+        Doesn't return. `finally` blocks run, and updates that are being handled are brought to their end; messages that
+        weren't read are kept. `params` may be a function: it is called after all that, so that what a handler has
+        changed meanwhile goes along.
         """
         run = self._run
-        data = Params.of(run.definition).encode(params)
+        definition = run.definition
+        later = callable(params) and not isinstance(params, (Mapping, BaseModel))
+        data = None if later else Params.of(definition).encode(params)
         await run.admit()
+        if data is not None and run.crew is not None and run.crew.handling:
+            log.warning(
+                "run %s (%s) continues as new while %d of its updates are being handled: what their handlers change "
+                "from now on is not in the params; give a function, which is called when they have ended: "
+                "ctx.continue_as_new(lambda: {...})",
+                run.run_id, definition.name, run.crew.handling,
+            )  # fmt: skip
         if run.crew is not None:
             run.crew.count()
         else:
             machine = run.machine or run.begin()
             machine.asked += 1
-        raise Continued(ContinueAsNew(data, run.definition.version))
+
+        def into() -> ContinueAsNew:
+            return ContinueAsNew(Params.of(definition).encode(params()) if data is None else data, definition.version)
+
+        raise Continued(into)
 
     @property
     def version(self) -> str:
