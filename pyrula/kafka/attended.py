@@ -74,6 +74,7 @@ class AttendedRun:
         self._open: set[str] = set()
         self._has_children = False
         self._hydrated = False
+        self._began = False
         self._unread: dict[int, Unread] = {}
         self._given = 0
         self._restarts = 0
@@ -172,7 +173,7 @@ class AttendedRun:
         if self.ended:
             self._verdict.over(self.partition, record)
             return False
-        if self._cancelled() and record.offset not in self.partition.journal:
+        if self._cancels() and not self._began and record.offset not in self.partition.journal:
             self._cancel(record)
             return False
         return True
@@ -181,6 +182,7 @@ class AttendedRun:
         """This executes the run from now on: a body that hasn't begun, or one that goes on."""
         if self.run is None:
             self.event(run, "started", worker="", attempt=run.attempt)
+        self._began = True
         self.run = self._changes.run = run
         run.host = self
         self._held = None
@@ -239,8 +241,7 @@ class AttendedRun:
         self._open.update(interrupt.wait_id for interrupt in state.interrupts)
         if state.restarts > self._restarts:
             self._restarts = state.restarts
-            for number in [number for number, unread in self._unread.items() if unread.message.kind == "pause"]:
-                del self._unread[number]
+            self._forget_pauses()
             if self._held is not None:
                 self._go_on()
         self._deliver()
@@ -256,18 +257,25 @@ class AttendedRun:
             if self._resting and wakes(self._changes.waits, unread.message.kind, unread.message.name):
                 self._wake()
 
-    def _cancelled(self) -> bool:
-        return bool(self._cancels())
-
     def _cancels(self) -> list[int]:
         return [number for number, unread in self._unread.items() if unread.message.kind == "cancel"]
 
+    def _forget_pauses(self) -> list[int]:
+        numbers = [number for number, unread in self._unread.items() if unread.message.kind == "pause"]
+        for number in numbers:
+            del self._unread[number]
+        return numbers
+
     def _see_to_it(self) -> None:
-        """A cancel of a run that has no body to clean up."""
-        if not self._cancelled() or self.ended or self.partition.closed:
+        """A cancel of a run whose body isn't there. One that was paused goes on, so that it can clean up."""
+        if not self._cancels() or self.ended or self.partition.closed:
             return
         if self._held is not None:
-            record, _ = self._held
+            record, run = self._held
+            if run is not None and self._outcome is not None and self._outcome.status == "paused":
+                self._changes.consumed += self._forget_pauses()
+                self._go_on()
+                return
             self._slots.enter(self.partition, rested=False)
             self._cancel(record)
         elif self.position not in self.partition.journal and self.partition.is_queued(self.position):
