@@ -13,6 +13,7 @@ from typing import Any
 
 from pyrula.workflows.errors import StoreUnavailable
 from pyrula.workflows.store.valkey import wire
+from pyrula.workflows.store.valkey.link import StoreFull
 from pyrula.workflows.store.valkey.route import Again, Call, Route
 from pyrula.workflows.store.valkey.scripts import Script
 from pyrula.workflows.store.valkey.session import Attempts
@@ -97,13 +98,13 @@ class _Lane:
     def _sort(
         self, flight: Sequence[_Request], replies: Sequence[Any]
     ) -> tuple[list[_Request], StoreUnavailable | None]:
-        """Hands the replies out. What must be sent again, and why."""
+        """Hands the replies out. What must be sent again, and why. For want of memory nobody waits."""
         again: list[_Request] = []
         trouble: StoreUnavailable | None = None
         for request, reply in zip(flight, replies, strict=True):
             if not isinstance(reply, Exception):
                 request.done(reply)
-            elif isinstance(reply, StoreUnavailable):
+            elif isinstance(reply, StoreUnavailable) and not isinstance(reply, StoreFull):
                 again.append(request)
                 # what has to be waited for counts for more than what may go again at once
                 if trouble is None or isinstance(trouble, Again):

@@ -6,13 +6,15 @@ session.py and appender.py, what an error means in link.py.
 
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Literal
 
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.errors import ConfigurationError, LeaseLost, StaleToken, StoreError, StoreUnavailable
+from pyrula.workflows.store.messages import Lease
 from pyrula.workflows.store.port import Batch, Claim, Row, Token
+from pyrula.workflows.store.runs import Beat
 from pyrula.workflows.store.valkey import keys, wire
 from pyrula.workflows.store.valkey.address import Address
 from pyrula.workflows.store.valkey.appender import Appender, lost
@@ -145,12 +147,20 @@ class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills
         found = instance.decode()
         if self.instance_id not in ("", found):
             logger.error(
-                "%s was emptied (instance %s, now %s): steps of unfinished records run again",
+                "%s was emptied (instance %s, now %s): submitted runs are gone, steps of unfinished records run again",
                 where,
                 self.instance_id,
                 found,
             )
         self.instance_id = found
+
+    async def heartbeat(self, worker: str, held: Mapping[Lease, int]) -> Beat:
+        beat = await super().heartbeat(worker, held)
+        (found,) = await self._session.ask((b"HGET", keys.metadata_key(self.namespace), b"instance"))
+        if found is None or found.decode() != self.instance_id:
+            # emptied under its workers: another store might fix another number of shards, were this one not told again
+            await self._introduce()
+        return beat
 
     async def claim_source(self, source: bytes, generation: int, *, replaces: Token | None = None) -> Claim:
         key, _ = self._keys(source)

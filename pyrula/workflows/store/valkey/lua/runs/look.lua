@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- What can be told of a run.
 --
 -- KEYS  own: 1 the run's hash, 2 its inbox, 3 interrupts and children

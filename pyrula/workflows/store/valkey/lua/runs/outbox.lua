@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Some of what is to be sent on, after dropping what was.
 --
 -- KEYS  as in library.lua

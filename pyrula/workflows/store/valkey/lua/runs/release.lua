@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Writes a change, if there is one, and gives the run back to the queue, uncharged.
 --
 -- KEYS, ARGV  as in library.lua and change.lua

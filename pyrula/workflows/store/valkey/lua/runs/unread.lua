@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Messages of a held run numbered above `seen`.
 --
 -- KEYS  own: 1 the run's hash, 2 its inbox
