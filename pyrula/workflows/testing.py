@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from pyrula.workflows.client import RunHandle, WorkflowClient
+from pyrula.workflows.client.explain import explained
 from pyrula.workflows.clock import ManualClock, SystemClock, to_seconds
 from pyrula.workflows.codec import loads
 from pyrula.workflows.context import Context
@@ -23,7 +24,7 @@ from pyrula.workflows.inline import Driver
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.params import Params
 from pyrula.workflows.store.history import History
-from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, RunStatus
+from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
 from pyrula.workflows.store.memory import MemoryStore
 from pyrula.workflows.store.refusals import RunNotFoundError
 
@@ -197,17 +198,9 @@ class _VirtualDriver(Driver):
                 continue
             if detail.status in TERMINAL or detail.run_id in told:
                 continue
-            text = f"({detail.name}) is {detail.status}"
-            if detail.status in PARKED:
-                text = f"({detail.name}) waits for {' or '.join(map(self._told, detail.waits))}"
-            told[detail.run_id] = text
+            standing = await self.store.standing(run_id)
+            told[detail.run_id] = f"({detail.name}) {explained(detail, standing, None)}"
         return told
-
-    def _told(self, wait: Any) -> str:
-        until = (
-            "" if wait.deadline is None else f" until {datetime.fromtimestamp(wait.deadline, self._clock.now().tzinfo)}"
-        )
-        return f"{wait.kind} {wait.name!r}{until}" if wait.name else f"{wait.kind}{until}"
 
 
 class _MockingContext(Context):

@@ -2,6 +2,7 @@
 
 from pyrula.workflows.client.backfill_report import BackfillReport, PartitionReport
 from pyrula.workflows.client.backfills import BackfillClient
+from pyrula.workflows.client.explain import RunExplanation
 from pyrula.workflows.client.handle import RunHandle
 from pyrula.workflows.client.interrupts import OpenInterrupt
 from pyrula.workflows.client.listing import RunCounts, RunPage, RunSummary
@@ -17,6 +18,7 @@ __all__ = [
     "OpenInterrupt",
     "PartitionReport",
     "RunCounts",
+    "RunExplanation",
     "RunHandle",
     "RunPage",
     "RunReport",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, overload
 
+from pyrula.workflows.client.explain import RunExplanation, explained, served_by
 from pyrula.workflows.client.interrupts import OnInterrupt, Reception
 from pyrula.workflows.client.refs import RunRef, checked_text, seconds_or_none
 from pyrula.workflows.client.report import RunReport, report_of
@@ -45,8 +46,9 @@ from pyrula.workflows.store.payloads import (
     read_failure,
 )
 from pyrula.workflows.store.record_changes import RecordFinder
-from pyrula.workflows.store.refusals import RunFinishedError
+from pyrula.workflows.store.refusals import RunFinishedError, RunNotFoundError
 from pyrula.workflows.store.runs import Origin, Query, Result, RunSender, ScheduleStore
+from pyrula.workflows.store.standing import Registry
 
 __all__ = ["Named", "RunCalls", "SendingStore", "signal_message"]
 
@@ -60,7 +62,7 @@ _ANSWER_GRACE: Final = 5.0
 _STOPPED: Final = TERMINAL | {RunStatus.PAUSED}
 
 
-class SendingStore(RunSender, ScheduleStore, RunLister, BatchStore, BackfillStore, RecordFinder, Protocol):
+class SendingStore(RunSender, ScheduleStore, RunLister, BatchStore, BackfillStore, RecordFinder, Registry, Protocol):
     """What a client needs of a store."""
 
     async def open(self) -> None: ...
@@ -75,6 +77,8 @@ class RunCalls:
         self.store = store
         self._query_timeout = query_timeout
         self._waits: Waits = waits or Polling(store, poll_interval)
+        # whoever waits drives the runs, so that there need be no worker
+        self._in_process = waits is not None
         self._opened = False
         self._opening: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
@@ -319,6 +323,19 @@ class RunCalls:
         """All that can be told of the run."""
         await self._open()
         return report_of(await self.store.detail(str(run_id)))
+
+    async def explain(self, name: Named, run_id: str | RunRef) -> RunExplanation:
+        """Why the run isn't running, in one sentence and as data."""
+        await self._open()
+        detail = await self.store.detail(str(run_id))
+        try:
+            standing = await self.store.standing(str(run_id))
+        except RunNotFoundError:
+            return explained(detail, None, None)  # a record's run: its partition has it
+        served = None
+        if detail.status is RunStatus.QUEUED and not self._in_process:
+            served = served_by(await self.store.enlisted(), detail.name, detail.version)
+        return explained(detail, standing, served)
 
 
 def signal_message(signal: str, payload: Any, signal_id: str | None) -> Message:

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar
 
 from pyrula.workflows.client.calls import Named, RunCalls
+from pyrula.workflows.client.explain import RunExplanation
 from pyrula.workflows.client.interrupts import OnInterrupt
 from pyrula.workflows.client.refs import RunRef
 from pyrula.workflows.client.report import RunReport
@@ -119,6 +120,10 @@ class RunHandle(RunRef, Generic[R_co]):
     async def history(self, *, link: int | None = None) -> History:
         """The live run's journal, params and version, to be replayed; `link` asks for an earlier run of its chain."""
         return await self._calls.history(self._named, self, link=link)
+
+    async def explain(self) -> RunExplanation:
+        """Why the run isn't running, in one sentence and as data."""
+        return await self._calls.explain(self._named, self)
 
     async def detail(self) -> RunReport:
         """All that can be told of the run."""

@@ -14,6 +14,7 @@ from pyrula.workflows.store.memory_listing import MemoryListing
 from pyrula.workflows.store.memory_record_runs import RecordRuns
 from pyrula.workflows.store.memory_records import MemoryRecords
 from pyrula.workflows.store.memory_schedules import MemorySchedules
+from pyrula.workflows.store.memory_standing import MemoryStanding
 from pyrula.workflows.store.port import MAX_POSITION, Batch, Claim, Row, Token
 
 _SHARDS = 16
@@ -32,7 +33,9 @@ class _Source:
     rows: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
 
-class MemoryStore(MemoryRecords, MemorySchedules, MemoryListing, MemoryBackfills, MemoryBatches):
+class MemoryStore(
+    MemoryRecords, MemorySchedules, MemoryListing, MemoryBackfills, MemoryBatches, MemoryStanding
+):
     """A SourceStore and RunStore that forgets everything with the process.
 
     >>> store = MemoryStore()

@@ -6,10 +6,10 @@ and rules are in docs/formats-runs.md, "The queue". Times are microseconds and c
 
 import heapq
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from pyrula.workflows.stamps import LimitStamp, RateStamp, Stamp
 from pyrula.workflows.store.memory_ready import Class, Gate, Place, Rings, SortKey
@@ -17,6 +17,7 @@ from pyrula.workflows.store.memory_ready import Class, Gate, Place, Rings, SortK
 _RESERVED_MICROSECONDS = 10_000_000
 _BOUNCES = 3
 _STEPS = 64
+_POLICIES: dict[str, Literal["Limit", "Rate"]] = {"l": "Limit", "r": "Rate"}
 
 CohortId: TypeAlias = tuple[Class, str, LimitStamp | None, RateStamp | None]
 
@@ -36,6 +37,17 @@ class Queued(NamedTuple):
         limit = None if self.stamp is None else self.stamp.limit
         rate = None if self.stamp is None or self.paid else self.stamp.rate
         return None if limit is None and rate is None else (self.cls, self.owner, limit, rate)
+
+
+class Facts(NamedTuple):
+    """What stands before a run: see Standing. `due` is in microseconds."""
+
+    used: int
+    holders: tuple[str, ...]
+    due: float | None
+    gate: Literal["Limit", "Rate"] | None
+    before: int
+    owners_before: int
 
 
 class Taken(NamedTuple):
@@ -176,6 +188,29 @@ class Gates:
                 self.rings.sit(place, owner, tick, tick)
             taken.append(Taken(run, cls, paid))
         return taken
+
+    def facts(self, run: str, workflow: str, stamp: Stamp | None, paid: bool, now: int) -> Facts:
+        """For who explains."""
+        used, due = 0, None
+        holders: tuple[str, ...] = ()
+        if stamp is not None and stamp.limit is not None:
+            slots = self.slots.get(Gate("l", workflow, stamp.limit.key), {})
+            used, holders = len(slots), tuple(sorted(holder for holder in slots if isinstance(holder, str)))
+        if stamp is not None and stamp.rate is not None and not paid:
+            arrival = max(self.arrivals.get(Gate("r", workflow, stamp.rate.key), 0.0), now)
+            due = arrival - (stamp.rate.burst - 1) * 1e6 / stamp.rate.per_second
+        queued = self._queued.get(run)
+        if queued is None:
+            return Facts(used, holders, due, None, 0, 0)
+        place, key, inside = Place(queued.cls), queued.key, 0
+        if queued.cohort is not None:
+            cohort = self.cohorts[queued.cohort]
+            place, key = Place(queued.cls, cohort.gate), cohort.key
+            inside = bisect_left(cohort.runs, (queued.key, run))
+        owners, items = self.rings.ahead(place, queued.owner, key)
+        before = inside + sum(1 if isinstance(item, str) else len(self.cohorts[item].runs) for item in items)
+        gate = None if place.gate is None else _POLICIES[place.gate.kind]
+        return Facts(used, holders, due, gate, before, owners)
 
     # gates
 

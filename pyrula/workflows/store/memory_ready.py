@@ -105,11 +105,11 @@ class Rings(Generic[I]):
     def serve(self, owner: str, tick: int) -> None:
         self._served[owner] = (self._served[owner][0], tick)
 
-    def ahead(self, place: Place, owner: str, key: SortKey) -> tuple[int, int]:
-        """How many owners are before this one, and how many of its items before that of this key."""
+    def ahead(self, place: Place, owner: str, key: SortKey) -> tuple[int, list[I]]:
+        """How many owners are before this one, and its items before that of this key."""
         ring, items = self._rings[place], self._items[place, owner]
         owners = bisect_left(ring, (*self._seats[place, owner], owner))
-        return owners, bisect_left(items, key, key=lambda pair: pair[0])
+        return owners, [item for _, item in items[: bisect_left(items, key, key=lambda pair: pair[0])]]
 
     def __len__(self) -> int:
         return sum(map(len, self._items.values()))

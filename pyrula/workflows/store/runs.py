@@ -39,6 +39,7 @@ from pyrula.workflows.store.messages import (
     Wait,
 )
 from pyrula.workflows.store.record_changes import RecordFinder
+from pyrula.workflows.store.standing import Registry, Standing
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
 
@@ -255,6 +256,9 @@ class RunSender(Protocol):
     async def origin(self, run_id: str) -> Origin:
         """Cheap: for who only wants to know whose run it is."""
 
+    async def standing(self, run_id: str) -> Standing:
+        """What stands between the run and its start."""
+
     async def events(self, run_id: str) -> list[bytes]:
         """Of the live link, oldest first; see events.py."""
 
@@ -350,7 +354,9 @@ class ScheduleStore(Protocol):
         key, then write the next fire time with `expected`: one run a fire time, however many workers there are."""
 
 
-class RunStore(RunSender, RunHolder, ScheduleStore, RunLister, BatchStore, BackfillStore, RecordFinder, Protocol):
+class RunStore(
+    RunSender, RunHolder, ScheduleStore, RunLister, BatchStore, BackfillStore, RecordFinder, Registry, Protocol
+):
     """Everything about submitted runs."""
 
     async def open(self) -> None: ...

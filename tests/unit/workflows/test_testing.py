@@ -152,12 +152,14 @@ async def test_a_step_can_be_replaced() -> None:
 async def test_an_idle_environment_says_what_each_run_waits_for() -> None:
     env = WorkflowTestEnv()
     run = await env.start(waiter)
-    with pytest.raises(NothingMoves, match=rf"{run} \(env_waiter\) waits for signal 'go'"):
+    with pytest.raises(NothingMoves, match=rf"{run} \(env_waiter\) waits for signal go since"):
         await run.result()
     sleeping = await env.start(trial, {"user": "ada"})
     assert await env.waiting() == {
-        run.run_id: "(env_waiter) waits for signal 'go'",
-        sleeping.run_id: "(env_trial) waits for sleep until 2025-01-31 00:00:00+00:00",
+        run.run_id: "(env_waiter) waits for signal go since 2025-01-01 00:00:00 UTC",
+        sleeping.run_id: (
+            "(env_trial) waits for its sleep until 2025-01-31 00:00:00 UTC since 2025-01-01 00:00:00 UTC"
+        ),
     }
 
 

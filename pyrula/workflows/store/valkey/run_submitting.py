@@ -169,7 +169,7 @@ def _decode(data: bytes) -> Submission:
         owner,
         metadata.encode(),
         parent and Parent(*parent),
-        message and Message(*message[:3], message[3].encode()),
+        message and Message(message[0], message[1], message[2], message[3].encode()),
         stamp and Stamp.decode(stamp.encode()),
         priority,
     )

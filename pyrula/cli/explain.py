@@ -1,0 +1,59 @@
+"""`pyrula explain WORKFLOW RUN`: why a run isn't running."""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+from datetime import datetime
+
+from pyrula.cli.load import find_store
+from pyrula.cli.numbers import count
+from pyrula.cli.problem import Problem
+from pyrula.workflows import RunExplanation, WorkflowClient
+from pyrula.workflows.errors import PyrulaError
+
+__all__ = ["add_command"]
+
+_HELP = """\
+Say in one sentence why a submitted run isn't running, and by whom if it is: what it waits for, the Limit and Rate
+before it and who holds the slots, how many runs are ahead of it, or that no live worker serves it. Nothing of the run
+changes.
+"""
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("explain", help="say why a run isn't running", description=_HELP)
+    parser.add_argument("workflow", metavar="WORKFLOW", help="the workflow's name")
+    parser.add_argument("run_id", metavar="RUN", help="the run's id")
+    parser.add_argument(
+        "--store",
+        default="valkey://localhost:6379",
+        metavar="STORE",
+        help="a URL like valkey://localhost:6379 (the default), or MODULE:NAME of a store or a worker",
+    )
+    parser.add_argument("--namespace", metavar="NAME", help="of a store that is given by its URL (pyrula)")
+    parser.add_argument("--shards", type=count, metavar="N", help="of a store that is given by its URL (16)")
+    parser.add_argument("--json", action="store_true", help="the facts, as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    store = find_store(arguments.store, arguments.namespace, arguments.shards)
+    try:
+        explanation = asyncio.run(_read(WorkflowClient(store), arguments))
+    except PyrulaError as error:
+        raise Problem(str(error)) from error
+    print(json.dumps(dataclasses.asdict(explanation), default=_text) if arguments.json else explanation)
+    return 0
+
+
+async def _read(client: WorkflowClient, arguments: argparse.Namespace) -> RunExplanation:
+    async with client:
+        found = await client.explain(arguments.workflow, arguments.run_id)
+    if found.workflow != arguments.workflow:
+        raise Problem(f"run {arguments.run_id} is one of workflow {found.workflow!r}, not of {arguments.workflow!r}")
+    return found
+
+
+def _text(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,175 @@
+"""Why a run isn't running: one sentence, and the facts that it is made of.
+
+Rules: a queued run's obstacles are named in the order in which it meets them: a worker that serves it, its Limit, its
+Rate, its owner's runs before it, other owners. What is said is true of one moment. Pure but for the two reads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from pyrula.workflows.stamps import LimitStamp, RateStamp
+from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, RunStatus
+from pyrula.workflows.store.messages import Wait
+from pyrula.workflows.store.payloads import read_failure
+from pyrula.workflows.store.runs import RunDetail
+from pyrula.workflows.store.standing import Standing, WorkerEntry
+
+__all__ = ["RunExplanation", "explained", "served_by"]
+
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunExplanation:
+    """Why a run is where it is; its `str()` is `text`, the sentence.
+
+    `since`: when it came into this status (None once it has ended). `served`: whether a live worker serves its
+    workflow and version; None if nobody asked. `limit`, `rate`: the policies it was submitted under, with `slots_used`
+    of the Limit's key and some of the runs that hold them, and when the Rate's next start is due. `waits_at`: the gate
+    where it waits. `before`: its owner's runs ahead of it there, up to about a hundred; `owners_before`: owners ahead
+    of its own.
+    """
+
+    run_id: str
+    workflow: str
+    version: str | None
+    status: RunStatus
+    text: str
+    since: datetime | None
+    worker: str | None
+    waits: tuple[Wait, ...]
+    served: bool | None
+    limit: LimitStamp | None
+    slots_used: int
+    slot_holders: tuple[str, ...]
+    rate: RateStamp | None
+    next_start: datetime | None
+    waits_at: Literal["Limit", "Rate"] | None
+    before: int
+    owners_before: int
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def served_by(workers: Sequence[WorkerEntry], name: str, version: str | None) -> bool:
+    """Whether any of them executes submitted runs of this workflow and version (None: of any)."""
+    return any(
+        each.name == name and each.topic is None and version in (None, each.version)
+        for worker in workers
+        for each in worker.served
+    )
+
+
+def explained(detail: RunDetail, standing: Standing | None, served: bool | None) -> RunExplanation:
+    """`standing` None: nothing is kept of how it waits (a record's run)."""
+    standing = standing or Standing(None, detail.created_at)
+    return RunExplanation(
+        run_id=detail.run_id,
+        workflow=detail.name,
+        version=detail.version,
+        status=detail.status,
+        text=_sentence(detail, standing, served),
+        since=_time(standing.since),
+        worker=detail.worker,
+        waits=detail.waits,
+        served=served,
+        limit=standing.limit,
+        slots_used=standing.used,
+        slot_holders=standing.holders,
+        rate=standing.rate,
+        next_start=_time(standing.next_start),
+        waits_at=standing.gate,
+        before=standing.before,
+        owners_before=standing.owners_before,
+    )
+
+
+def _sentence(detail: RunDetail, standing: Standing, served: bool | None) -> str:
+    status = detail.status
+    if status is RunStatus.QUEUED:
+        age = "" if standing.since is None else f" {_duration(standing.now - standing.since)}"
+        return f"queued{age}: {_obstacles(detail, standing, served)}"
+    since = "" if standing.since is None else f" since {_moment(standing.since)}"
+    if status is RunStatus.RUNNING:
+        return f"running on worker {detail.worker}{since}"
+    if status in PARKED and detail.waits:
+        return f"waits for {' or '.join(map(_told, detail.waits))}{since}"
+    if status is RunStatus.PAUSED:
+        reason = "" if detail.error is None else f": {read_failure(detail.error).message}"
+        return f"paused{since}{reason}"
+    if status in TERMINAL and detail.finished_at is not None:
+        return f"{status} at {_moment(detail.finished_at)}"
+    return f"{status}{since}"
+
+
+def _obstacles(detail: RunDetail, standing: Standing, served: bool | None) -> str:
+    if served is False:
+        version = "" if detail.version is None else f" version {detail.version}"
+        return f"no live worker serves {detail.name}{version}"
+    found = []
+    limit, rate = standing.limit, standing.rate
+    if limit is not None and (standing.used >= limit.max or standing.gate == "Limit"):
+        held = f" held by {_names(standing)}" if standing.holders else ""
+        found.append(f"Limit {limit.label}={limit.key} {standing.used}/{limit.max}{held}")
+    if rate is not None and standing.next_start is not None:
+        left = standing.next_start - standing.now
+        # named again only if it isn't the Limit's key
+        key = "" if limit is not None and limit[:2] == rate[:2] else f" {rate.label}={rate.key}"
+        if left > 0:
+            found.append(f"Rate{key}, next token in {_duration(left)}")
+        elif standing.gate == "Rate":
+            found.append(f"Rate{key}, a token is there")
+    if standing.before:
+        found.append(f"{_ordinal(standing.before + 1)} of its owner")
+    if standing.owners_before:
+        found.append(f"{standing.owners_before} owner{'s' if standing.owners_before > 1 else ''} before its own")
+    return "; then ".join(found) or "next in turn, waits for a worker with a free place"
+
+
+def _names(standing: Standing) -> str:
+    named, more = standing.holders[:_NAMED], standing.used - _NAMED
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def _told(wait: Wait) -> str:
+    until = "" if wait.deadline is None else f" until {_moment(wait.deadline)}"
+    if wait.kind == "sleep":
+        return f"its sleep{until}"
+    if wait.kind == "retry":
+        return f"its next attempt{until}"
+    kind = {"interrupt": "an answer to interrupt"}.get(wait.kind, wait.kind)
+    return f"{kind} {wait.name}{until}"
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> [_duration(seconds) for seconds in (0.04, 0.4, 41.3, 125, 7300, 180000)]
+    ['0.1 s', '0.4 s', '41 s', '2 min 5 s', '2 h 1 min', '2 d 2 h']
+    """
+    if seconds < 10:
+        return f"{max(0.1, seconds):.1f} s"
+    whole = round(seconds)
+    for unit, size, smaller, small in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // small} {smaller}"
+    return f"{whole} s"
+
+
+def _ordinal(number: int) -> str:
+    """
+    >>> [_ordinal(number) for number in (2, 3, 11, 21, 112)]
+    ['2nd', '3rd', '11th', '21st', '112th']
+    """
+    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,47 @@
+"""What stands before a queued run in memory, and the register of workers."""
+
+import asyncio
+
+from pyrula.workflows.stamps import Stamp
+from pyrula.workflows.store.memory_board import Board
+from pyrula.workflows.store.standing import HOLDERS_TOLD, LIVE_SECONDS, Served, Standing, WorkerEntry
+
+
+class MemoryStanding:
+    """The part of RunSender that explains, and Registry."""
+
+    _board: Board
+
+    async def standing(self, run_id: str) -> Standing:
+        await asyncio.sleep(0)
+        board, chain = self._board, self._board.find(run_id)
+        stamp = chain.stamp or Stamp()
+        if chain.finished:
+            return Standing(None, board.now(), stamp.limit, stamp.rate)
+        facts = board.queue.facts(chain.id, chain.name, chain.stamp, chain.paid, board.microseconds())
+        return Standing(
+            since=chain.since,
+            now=board.now(),
+            limit=stamp.limit,
+            rate=stamp.rate,
+            used=facts.used,
+            holders=facts.holders[:HOLDERS_TOLD],
+            next_start=None if facts.due is None else facts.due / 1e6,
+            gate=facts.gate,
+            before=facts.before,
+            owners_before=facts.owners_before,
+        )
+
+    async def enlist(self, worker: str, served: tuple[Served, ...]) -> None:
+        await asyncio.sleep(0)
+        self._board.workers[worker] = (self._board.now(), served)
+
+    async def strike(self, worker: str) -> None:
+        await asyncio.sleep(0)
+        self._board.workers.pop(worker, None)
+
+    async def enlisted(self) -> list[WorkerEntry]:
+        await asyncio.sleep(0)
+        since = self._board.now() - LIVE_SECONDS
+        self._board.workers = {worker: entry for worker, entry in self._board.workers.items() if entry[0] >= since}
+        return sorted(WorkerEntry(worker, served) for worker, (_, served) in self._board.workers.items())
