@@ -127,6 +127,8 @@ class MemoryRunHolder:
         if change.attempt is not None:
             chain.attempt = change.attempt
         chain.alone = chain.alone or change.alone
+        if change.applied or change.opened:
+            self._board.changed(chain.id)
 
     def _consume(self, chain: Chain, numbers: Sequence[int]) -> None:
         now = self._board.now()
@@ -150,7 +152,6 @@ class MemoryRunHolder:
     def _apply(self, chain: Chain, applied: Applied) -> None:
         known = chain.known.setdefault(("update", applied.update_id), Known())
         known.applied, known.consumed_at = applied, self._board.now()
-        self._board.changed(chain.id)
 
     async def unread(self, lease: Lease, seen: int) -> tuple[Unread, ...]:
         await asyncio.sleep(0)

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from pyrula.workflows.store.messages import Applied, Change, Message, Wait
+from pyrula.workflows.store.messages import Applied, Change, Interrupt, Message, Wait
 from pyrula.workflows.store.runs import Query, Schedule
 from tests.conformance.runs.rig import SERVED, Rig
 from tests.services.waiting import wait_until_async
@@ -50,7 +50,10 @@ async def test_a_waiter_hears_of_changes(rig: Rig) -> None:
     await heard(changes, before + 1, "word of an applied update")
     another.close()
     before = len(changes)
-    await rig.complete(lease, 2)
+    await rig.store.append(lease, Change(2, seen=1, opened=[Interrupt("i1", b"1")]))
+    await heard(changes, before + 1, "word of an open interrupt")
+    before = len(changes)
+    await rig.complete(lease, 3)
     await heard(changes, before + 1, "word of the end")
     listening.close()
 

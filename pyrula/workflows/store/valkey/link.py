@@ -73,12 +73,14 @@ class Link:
         self._timeout = timeout
         self._synced = synced
         self._connection: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def exchange(self, request: Sequence[bytes], replies: int) -> list[Any]:
         """Send, and read so many replies; error replies stand among them. Raises StoreUnavailable when the outcome is
         unknown or nothing was sent, ConfigurationError when the server doesn't let us in."""
         try:
             async with asyncio.timeout(self._timeout):
+                self._forget_other_loop()
                 connection = self._connection or await self._connect()
                 await connection.send_packed_command(request, check_health=False)
                 answers: list[Any] = []
@@ -97,6 +99,7 @@ class Link:
 
     async def _connect(self) -> Any:
         connection = self._connection = self._address.connection(self._timeout)
+        self._loop = asyncio.get_running_loop()
         try:
             await connection.connect()
         except ResponseError as error:
@@ -145,7 +148,13 @@ class Link:
 
     async def drop(self, *, wait: bool = False) -> None:
         """Close; ``wait`` until the socket is gone. The next exchange connects anew."""
+        self._forget_other_loop()
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(RedisError, OSError):
                 await connection.disconnect(nowait=not wait)
+
+    def _forget_other_loop(self) -> None:
+        """A connection of an `asyncio.run` that is over can't be used, nor closed in order: it ends with its object."""
+        if self._connection is not None and self._loop is not asyncio.get_running_loop():
+            self._connection = None

@@ -53,11 +53,10 @@ class Session:
         self._timeout = timeout
         self._patience = patience
         self._room = asyncio.Semaphore(_CONNECTIONS)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: list[Route] = []
 
     async def close(self) -> None:
-        # a new semaphore: whoever comes next may do so in another loop
-        self._room = asyncio.Semaphore(_CONNECTIONS)
         routes, self._idle = self._idle, []
         for route in routes:
             await route.drop(wait=True)
@@ -94,6 +93,10 @@ class Session:
 
     @asynccontextmanager
     async def _route(self) -> AsyncIterator[Route]:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # the former one is over, with all that waited in it
+            self._loop, self._room = loop, asyncio.Semaphore(_CONNECTIONS)
         async with self._room:
             route = self._idle.pop() if self._idle else Route(self._topology, self._timeout)
             try:

@@ -75,7 +75,6 @@ local function write(record)
     local met = 'update:' .. applied[place]
     redis.call('HSET', MET, met, applied[place + 1])
     redis.call('ZADD', CONSUMED, string.format('%.0f', now() / 1000000), met)
-    changed(ID)
   end
   for place = 1, #opened, 2 do
     redis.call('HSET', EXTRAS, 'w' .. opened[place], opened[place + 1])
@@ -85,6 +84,9 @@ local function write(record)
   end
   for place = 1, #children, 2 do
     redis.call('HSETNX', EXTRAS, 'c' .. children[place], children[place + 1])
+  end
+  if #applied > 0 or #opened > 0 then
+    changed(ID)
   end
   in_pieces('RPUSH', EVENTS, events)
   if attempt ~= '' then
