@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from pyrula.workflows import ManualClock
+from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.execution import ChildRequest, Execution, Outcome
@@ -38,6 +39,8 @@ class Stored:
         self.submitted: list[ChildRequest] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.changes = 0
+        self.fed: dict[str, tuple[TriggerEvent, str]] = {}
+        self.forgotten: list[str] = []
 
     def put(self, kind: Kind, name: str = "", payload: Any = None, message_id: str | None = None) -> Unread:
         self.sent += 1
@@ -136,6 +139,17 @@ class TalkHost:
         assert any(child.run_id == request.run_id for child in self.stored.children), "submitted before it was durable"
         self.stored.submitted.append(request)
         await asyncio.sleep(0)
+
+    async def trigger(self, run: Execution, definition: WorkflowDefinition[..., Any], event: TriggerEvent) -> str:
+        """Every third event starts a run; one whose id is known gets its first answer."""
+        assert event.id
+        assert event.id not in self.stored.forgotten, "fed again"
+        await asyncio.sleep(0)
+        answer = "" if (len(self.stored.fed) + 1) % 3 else f"00-run-{len(self.stored.fed) // 3}"
+        return self.stored.fed.setdefault(event.id, (event, answer))[1]
+
+    def triggered(self, run: Execution, event: TriggerEvent) -> None:
+        self._later(lambda: self.stored.forgotten.append(event.id))
 
     def tenant(self, run: Execution) -> tuple[str, Any]:
         return "ada", {"plan": "free"}
