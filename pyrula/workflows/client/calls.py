@@ -30,7 +30,7 @@ from pyrula.workflows.errors import (
 )
 from pyrula.workflows.store.backfills import BackfillStore
 from pyrula.workflows.store.batches import BatchStore
-from pyrula.workflows.store.events import Event, decode_event
+from pyrula.workflows.store.events import Event, decode_event, in_order
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
@@ -299,11 +299,11 @@ class RunCalls:
     async def events(self, name: Named, run_id: str | RunRef) -> list[Event]:
         """What happened to the live run, oldest first."""
         await self._open()
-        return [decode_event(row) for row in await self.store.events(str(run_id))]
+        return in_order(await self.store.events(str(run_id)))
 
     async def events_of(self, name: Named, run_id: str | RunRef, *, start: int = 0) -> list[Event]:
-        """What happened to exactly this link of its chain, from event number `start` (0 is the first) on: to read on
-        where an earlier call ended. After a `continued_as_new` go on with the run it names."""
+        """What happened to exactly this link of its chain, from event number `start` (0 is the first) on, in the order
+        written: to read on where an earlier call ended. After a `continued_as_new` go on with the run it names."""
         await self._open()
         return [decode_event(row) for row in await self.store.events_of(str(run_id), start)]
 

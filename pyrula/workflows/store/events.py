@@ -1,14 +1,17 @@
 """What happened to a run, oldest first: enough to draw a timeline. Types and fields are public (docs/formats-runs.md).
 
 Who makes an event stand, writes it: the store for what it decides alone (`submitted`, `continued`, and the end of a
-run that never started), the holder for all else, in the same script as the change itself.
+run that never started), the holder for all else, in the same script as the change itself. The holder's come a little
+later than they happened, together; so a request may be written before what had happened when it came. All times are by
+the store's clock.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from pyrula.workflows.codec import dumps, loads
 
-__all__ = ["EVENT_TYPES", "Event", "decode_event", "encode_event"]
+__all__ = ["EVENT_TYPES", "Event", "decode_event", "encode_event", "in_order"]
 
 EVENT_TYPES: Final[dict[str, str]] = {
     "submitted": "name, version, owner: the run was queued",
@@ -53,3 +56,20 @@ def encode_event(type: str, at: float, **data: Any) -> bytes:  # noqa: A002 - th
 def decode_event(row: bytes) -> Event:
     kind, at, data = loads(row)
     return Event(kind, at, data)
+
+
+def in_order(rows: Iterable[bytes]) -> list[Event]:
+    """All events of a link as they happened: a request behind what came before it."""
+    ordered: list[Event] = []
+    requests: list[Event] = []
+    for event in map(decode_event, rows):
+        if event.type == "cancel_requested":
+            requests.append(event)
+            continue
+        while requests and (event.at >= requests[0].at or event.type in _ANSWERS):
+            ordered.append(requests.pop(0))
+        ordered.append(event)
+    return ordered + requests
+
+
+_ANSWERS: Final = frozenset(("cancelled", "completed", "failed", "continued_as_new", "paused"))

@@ -112,7 +112,7 @@ class HeldRun:
         self._touch()
 
     def event(self, run: Any, type: str, **data: Any) -> None:  # noqa: A002 - the public name
-        at = self._around.clock.now().timestamp()
+        at = self._store.now()
         self._queued.events.append(encode_event(type, at, **data))
         self._around.on_event(self.lease.run_id, self.claimed.name, type, at, data)
         if self._lazy is None:
