@@ -5,6 +5,7 @@ call blocks: in an async test use ``await asyncio.to_thread(topics.read, "orders
 """
 
 import asyncio
+import time
 from collections.abc import Coroutine, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as AioTopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaConnectionError
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
@@ -168,9 +170,18 @@ class Topics:
     def committed(self, group: str, topic: str) -> dict[int, Committed]:
         """What the group has committed, by partition; a partition without a commit is missing.
 
-        Read with aiokafka: confluent-kafka takes metadata for a C string, here and when it writes it.
+        Read with aiokafka: confluent-kafka takes metadata for a C string, here and when it writes it. While brokers
+        come and go it is asked again.
         """
-        offsets = _in_a_loop(self._read_offsets(group))
+        deadline = time.monotonic() + _TIMEOUT
+        while True:
+            try:
+                offsets = _in_a_loop(self._read_offsets(group))
+                break
+            except KafkaConnectionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
         return {
             entry.partition: Committed(at.offset, at.metadata)
             for entry, at in offsets.items()
@@ -209,6 +220,11 @@ class Topics:
             raise
         return len(description.members)
 
+    def coordinator(self, group: str) -> str:
+        """Address of the broker that coordinates the group."""
+        node = self._admin.describe_consumer_groups([group])[group].result(_TIMEOUT).coordinator
+        return f"{node.host}:{node.port}"
+
     def wait_committed(self, group: str, topic: str, *, timeout: float = 30.0) -> None:
         """Wait until the group has committed the end of every partition that isn't empty."""
         ends = {partition: end for partition, end in self.ends(topic).items() if end > 0}
@@ -237,12 +253,22 @@ class Topics:
     def _watermarks(self, topic: str) -> dict[int, tuple[int, int]]:
         consumer = Consumer({**self._config, "group.id": "reader", "enable.auto.commit": False})
         try:
-            return {
-                partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_TIMEOUT)
-                for partition in self.partitions(topic)
-            }
+            return {partition: _watermarks_of(consumer, topic, partition) for partition in self.partitions(topic)}
         finally:
             consumer.close()
+
+
+def _watermarks_of(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+    """While a partition changes its leader nobody can tell."""
+    deadline = time.monotonic() + _TIMEOUT
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_TIMEOUT)
+            return low, high
+        except KafkaException as failure:
+            if not failure.args[0].retriable() or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def _in_a_loop(work: Coroutine[Any, Any, _T]) -> _T:
