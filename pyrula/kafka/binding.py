@@ -40,7 +40,9 @@ class Binding:
     partition, "unordered" none. `max_concurrency` counts bodies in one process. `retry` is about whole runs and says
     one attempt unless the workflow says more; `run_timeout` (seconds) likewise. `on_failure` is what becomes of a
     record whose attempts are used up. `on_out_of_range` is what happens when the committed offset no longer exists.
-    `keep` says which ended runs a client can still ask about for 7 days: those that failed, "all" or "none".
+    `exactly_once` writes what a record produces (dead letters, too) and its offset in one Kafka transaction: readers
+    with isolation level read_committed see each output once. `keep` says which ended runs a client can still ask about
+    for 7 days: those that failed, "all" or "none".
     """
 
     __slots__ = (
@@ -48,6 +50,7 @@ class Binding:
         "auto_offset_reset",
         "cluster",
         "dead_letter_topic",
+        "exactly_once",
         "group",
         "keep",
         "max_concurrency",
@@ -81,6 +84,7 @@ class Binding:
         on_out_of_range: OnOutOfRange = "earliest",
         keep: Keep = "failed",
         run_timeout: float | None = None,
+        exactly_once: bool = False,
     ) -> None:
         if not isinstance(workflow, WorkflowDefinition):
             raise ConfigurationError(
@@ -101,6 +105,7 @@ class Binding:
         self.on_out_of_range: OnOutOfRange = on_out_of_range
         self.keep: Keep = keep
         self.run_timeout = workflow.timeout if run_timeout is None else run_timeout
+        self.exactly_once = exactly_once
         self._check()
         self.arguments: Arguments = compile_arguments(workflow, value_serde)
 
@@ -142,6 +147,8 @@ class Binding:
         ):
             if value not in allowed:
                 raise self._error(f"{option}={value!r} is none of {', '.join(map(repr, allowed))}")
+        if type(self.exactly_once) is not bool:
+            raise self._error(f"exactly_once={self.exactly_once!r} is neither True nor False")
         if type(self.max_concurrency) is not int or self.max_concurrency < 1:
             raise self._error(f"max_concurrency={self.max_concurrency!r} is no count of at least 1")
         timeout = self.run_timeout

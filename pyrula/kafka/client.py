@@ -320,11 +320,12 @@ class GroupClient:
             ):
                 raise MembershipLost(f"group {self.group}: commit refused: {cause!r}") from cause
             if isinstance(cause, OffsetMetadataTooLargeError):
-                self._lower_metadata_limit(max(len(entry.metadata) for entry in offsets.values()))
+                self.lower_metadata_limit(max(len(entry.metadata) for entry in offsets.values()))
                 raise MetadataTooLarge(f"group {self.group}: the broker refused the commit's metadata") from cause
             raise
 
-    def _lower_metadata_limit(self, refused: int) -> None:
+    def lower_metadata_limit(self, refused: int) -> None:
+        """The broker refused so many bytes of metadata."""
         if self.metadata_limit == DEFAULT_LIMIT:
             log.warning(
                 "group %s: the broker takes less metadata with an offset than the usual %d bytes "

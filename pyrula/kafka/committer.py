@@ -71,20 +71,22 @@ class Committer:
 
     async def commit_last(self, assignment: Assignment) -> None:
         """The commit of an assignment that ends; returns when the store has been told, too."""
-        await self.commit(assignment)
+        transactors = [one.transactor for one in assignment.partitions.values() if one.transactor is not None]
+        await asyncio.gather(self.commit(assignment), *(transactor.finish() for transactor in transactors))
         if self._pruning is not None:
             await asyncio.wait([self._pruning])
 
     async def commit(self, assignment: Assignment) -> None:
         """Commit what has changed. What can't be committed now is part of the next commit; nothing is raised for it."""
         async with self._lock:
-            changed = [partition for partition in assignment.partitions.values() if partition.changed]
+            partitions = assignment.partitions.values()
+            changed = [partition for partition in partitions if partition.changed and partition.transactor is None]
             if not changed:
                 return
             offsets: dict[TopicPartition, Committed] = {}
             for partition in changed:
                 partition.changed = False
-                offsets[partition.tp] = self._offset_of(partition)
+                offsets[partition.tp] = self.offset_of(partition)
             try:
                 await self._client.commit(offsets, assignment.membership)
             except BaseException as error:
@@ -106,7 +108,17 @@ class Committer:
         else:
             log.warning("%s; it is tried again", error)
 
-    def _offset_of(self, partition: Partition) -> Committed:
+    def committed(self, partition: Partition, offset: int) -> None:
+        """An offset was committed in a transaction."""
+        partition.committed = max(partition.committed, offset)
+        self._prune_soon([partition])
+
+    def too_large(self, size: int) -> None:
+        """So much metadata was refused in a transaction."""
+        self._client.lower_metadata_limit(size)
+
+    def offset_of(self, partition: Partition) -> Committed:
+        """What there is to commit of a partition now."""
         tracker = partition.tracker
         committed = tracker.committable()
         store, limit = self._store.instance_id, self._client.metadata_limit

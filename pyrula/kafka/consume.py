@@ -28,6 +28,7 @@ from pyrula.kafka.partition import Bounds, Partition, Raw
 from pyrula.kafka.record import record_identity
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.stores import WorkerStore
+from pyrula.kafka.transactions import MANY, Transactor
 from pyrula.workflows.errors import StoreError
 from pyrula.workflows.group_commit import GroupCommit
 
@@ -40,6 +41,8 @@ MAX_RECORDS = 2_000
 RETRY_SECONDS = 1.0
 # A partition with a batch that can't be read is left alone for so long.
 UNREADABLE_SECONDS = 10.0
+# Producers that are being closed may take so long at the end.
+STOP_SECONDS = 1.0
 
 
 class GroupConsumer:
@@ -74,6 +77,7 @@ class GroupConsumer:
         self._serve_with(pools)
         self._leaving: Assignment | None = None
         self._departure: asyncio.Task[None] | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
 
     @property
     def partitions(self) -> Sequence[Partition]:
@@ -119,6 +123,8 @@ class GroupConsumer:
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self._committer.stop()
         await self.client.stop()
+        if self._retiring:
+            await asyncio.wait(self._retiring, timeout=STOP_SECONDS)
 
     def _current(self) -> Assignment | None:
         """What is to be committed for, also while it drains."""
@@ -273,7 +279,30 @@ class GroupConsumer:
         async def probe(tp: TopicPartition, offset: int) -> Raw | None:
             return await self._probe(assignment, tp, offset)
 
-        opener = Opener(self.client, self._store, assignment, bindings, sources, probe, self._book)
+        transactors: dict[TopicPartition, Transactor] = {}
+
+        async def fence(tp: TopicPartition) -> None:
+            transactor = Transactor(self._options, self.group, tp, self._retire)
+            await transactor.start()
+            if (former := transactors.pop(tp, None)) is not None:
+                self._retire(former)
+            transactors[tp] = transactor
+
+        opener = Opener(self.client, self._store, assignment, bindings, sources, probe, self._book, fence)
+        try:
+            await self._open_with(opener, assignment, sources, partitions, transactors)
+        finally:
+            for transactor in transactors.values():
+                self._retire(transactor)
+
+    async def _open_with(
+        self,
+        opener: Opener,
+        assignment: Assignment,
+        sources: Mapping[TopicPartition, bytes],
+        partitions: frozenset[TopicPartition],
+        transactors: dict[TopicPartition, Transactor],
+    ) -> None:
         left = partitions
         while left and self.assignment is assignment:
             try:
@@ -283,7 +312,7 @@ class GroupConsumer:
                 return
             except (BrokerError, StoreError) as error:
                 answers = dict.fromkeys(left, Postponed(str(error)))
-            left = self._opened(assignment, sources, answers)
+            left = self._opened(assignment, sources, answers, transactors)
             if left:
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -292,6 +321,7 @@ class GroupConsumer:
         assignment: Assignment,
         sources: Mapping[TopicPartition, bytes],
         answers: Mapping[TopicPartition, Opened | NotOpened | Postponed],
+        transactors: dict[TopicPartition, Transactor],
     ) -> frozenset[TopicPartition]:
         """Let run what was opened. Answers the partitions to be tried again."""
         if self.assignment is not assignment:
@@ -300,7 +330,7 @@ class GroupConsumer:
         for tp, answer in answers.items():
             if isinstance(answer, Opened):
                 assignment.unopened.pop(tp, None)
-                self._run(assignment, tp, sources[tp], answer)
+                self._run(assignment, tp, sources[tp], answer, transactors.pop(tp, None))
                 continue
             assignment.unopened[tp] = answer.reason
             if isinstance(answer, NotOpened):
@@ -315,7 +345,14 @@ class GroupConsumer:
         self._share_out()
         return frozenset(tp for tp, answer in answers.items() if isinstance(answer, Postponed))
 
-    def _run(self, assignment: Assignment, tp: TopicPartition, source: bytes, opened: Opened) -> None:
+    def _run(
+        self,
+        assignment: Assignment,
+        tp: TopicPartition,
+        source: bytes,
+        opened: Opened,
+        transactor: Transactor | None,
+    ) -> None:
         pool = self.pools[tp.topic]
         if opened.lost:
             self._tell_lost(tp, pool.binding, opened.start - opened.lost, opened.start)
@@ -349,11 +386,27 @@ class GroupConsumer:
             triggers=self._store,
         )
         assignment.partitions[tp] = partition
+        if transactor is not None:
+            partition.transactor = transactor
+            transactor.serve(partition, self._committer, self._restart)
+            self._warn_of_many(assignment)
         if self._book is not None and opened.registered is not None:
             self._book.open(partition, opened.registered, lambda: client.end(tp))
         pool.add(partition)
         client.seek(tp, opened.start)
         client.resume(tp)
+
+    def _warn_of_many(self, assignment: Assignment) -> None:
+        if sum(one.transactor is not None for one in assignment.partitions.values()) == MANY + 1:
+            log.warning(
+                "group %s: more than %d partitions with exactly_once in one process, each with a producer of its own; "
+                "more workers would share them out", self.group, MANY
+            )  # fmt: skip
+
+    def _retire(self, transactor: Transactor) -> None:
+        task = asyncio.get_running_loop().create_task(transactor.close(), name=f"close producer of {self.group}")
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
     def _bounds(self) -> Bounds:
         records, size = self._budget()

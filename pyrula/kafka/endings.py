@@ -13,10 +13,12 @@ from functools import partial
 from random import random
 from time import monotonic
 
+from aiokafka import TopicPartition
+
 from pyrula.kafka.dead_letter import letter, without_extras
 from pyrula.kafka.deaths import Mark
 from pyrula.kafka.events import EventKind, Observer, RecordEvent, tell
-from pyrula.kafka.outputs import OutputRefused, Producing, TooLarge
+from pyrula.kafka.outputs import Done, OutputRefused, Producing, TooLarge
 from pyrula.kafka.partition import Partition, Raw, RecordRun
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.serde import RecordError
@@ -66,6 +68,7 @@ class RunEndings:
             "skipped": Tally("failed records were skipped"),
             "retrying": Tally("runs failed and are tried again"),
         }
+        self._refusals: dict[tuple[TopicPartition, int], OutputRefused] = {}
         self.pool: Replayers
 
     def end(self, run: RecordRun, outcome: Outcome) -> None:
@@ -163,7 +166,7 @@ class RunEndings:
 
     def _produce(self, run: RecordRun, outputs: list[Output]) -> None:
         if outputs:
-            self._send(run.partition, outputs, partial(self._produced, run))
+            self._send(run.partition, run.origin, outputs, partial(self._produced, run))
         else:
             self._finish(run, "completed", None)
 
@@ -261,16 +264,37 @@ class RunEndings:
             else:
                 self._hold("stopped", partition, record, attempts, f"no dead letter: {refused}", since, run)
 
-        self._send(partition, [copy], posted)
+        self._send(partition, record, [copy], posted)
 
-    def _send(self, partition: Partition, outputs: list[Output], done: Callable[[OutputRefused | None], None]) -> None:
+    def _send(self, partition: Partition, record: Raw, outputs: list[Output], done: Done) -> None:
         """Produce, unless the group may have gone on without us: then another process produces."""
         if partition.closed:
             self._release(partition)
         elif monotonic() > self.pool.standing.until:
-            self.pool.standing.on_change(partial(self._send, partition, outputs, done))
-        else:
+            self.pool.standing.on_change(partial(self._send, partition, record, outputs, done))
+        elif partition.transactor is None:
             self._outputs.produce(outputs, done)
+        else:
+            self._transact(partition, record, outputs, done)
+
+    def _transact(self, partition: Partition, record: Raw, outputs: list[Output], done: Done) -> None:
+        """Produce in a transaction. A topic's refusal may cost the partition, so it is kept for the record's return."""
+        place = partition.tp, record.offset
+        before = self._refusals.pop(place, None)
+        if before is not None and any(output.topic == before.topic for output in outputs):
+            done(before)
+            return
+
+        def settled(refused: OutputRefused | None) -> None:
+            if not partition.closed:
+                done(refused)
+                return
+            if refused is not None:
+                self._refusals[place] = refused
+            self._release(partition)
+
+        assert partition.transactor is not None
+        partition.transactor.put(record, outputs, settled)
 
     def _settle(
         self, kind: EventKind, partition: Partition, record: Raw, attempts: int, text: str | None, since: float

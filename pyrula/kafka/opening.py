@@ -71,6 +71,7 @@ class Opener:
         sources: Mapping[TopicPartition, bytes],
         probe: Probe,
         book: AddressBook | None = None,
+        fence: Callable[[TopicPartition], Awaitable[None]] | None = None,
     ) -> None:
         self._client = client
         self._store = store
@@ -80,6 +81,7 @@ class Opener:
         self._sources = sources
         self._probe = probe
         self._book = book
+        self._fence = fence
 
     async def open(
         self, partitions: Iterable[TopicPartition]
@@ -90,6 +92,7 @@ class Opener:
         """
         answers: dict[TopicPartition, Opened | NotOpened | Postponed] = {}
         claims, stale = await self._claim(list(partitions), {}, answers)
+        await self._fence_all(claims, answers)
         starts = await self._read([*claims, *stale])
         await self._confirm(starts, claims, answers)
         if stale:
@@ -98,6 +101,8 @@ class Opener:
             log.warning("group %s was made again: its stored generations are replaced", self._client.group)
             again, raced = await self._claim(list(stale), stale, answers)
             answers.update({tp: Postponed(f"it was claimed in between, as {token}") for tp, token in raced.items()})
+            await self._fence_all(again, answers)
+            starts.update(await self._read([tp for tp in again if self._bindings[tp].exactly_once]))
             await self._confirm({tp: starts[tp] for tp in again}, again, answers)
             claims.update(again)
         ready = [tp for tp in starts if tp not in answers]
@@ -132,6 +137,23 @@ class Opener:
                 claims[tp] = claim
                 self._claimed[self._sources[tp]] = claim.token
         return claims, stale
+
+    async def _fence_all(
+        self,
+        claims: dict[TopicPartition, Claim],
+        answers: dict[TopicPartition, "Opened | NotOpened | Postponed"],
+    ) -> None:
+        """Before their offsets are read nobody else may be able to commit them in a transaction any more."""
+        fenced = [tp for tp in claims if self._bindings[tp].exactly_once]
+        if self._fence is None or not fenced:
+            return
+        found = await asyncio.gather(*(self._fence(tp) for tp in fenced), return_exceptions=True)
+        for tp, error in zip(fenced, found, strict=True):
+            if isinstance(error, BrokerError):
+                answers[tp] = Postponed(str(error))
+                del claims[tp]
+            elif error is not None:
+                raise error
 
     async def _read(self, partitions: list[TopicPartition]) -> dict[TopicPartition, "_Start | NotOpened"]:
         """What is committed, and what it means for the log as it is."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
@@ -41,6 +41,13 @@ SILENCE_SECONDS = 3.0
 
 class OutputRefused(PyrulaError):
     """A topic will never take this record as it is."""
+
+    def __init__(self, topic: str, text: str) -> None:
+        self.topic = topic
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type["OutputRefused"], tuple[str, str]]:
+        return type(self), (self.topic, str(self))
 
 
 class TooLarge(OutputRefused):
@@ -112,18 +119,7 @@ class Outputs:
         """The running producer, started at the first output. Raises KafkaError when no broker answers."""
         async with self._starting:
             if self._producer is None:
-                options = self._options
-                producer = AIOKafkaProducer(
-                    **options.connection(),
-                    enable_idempotence=True,
-                    acks="all",
-                    linger_ms=int(options.linger * 1000),
-                    compression_type=options.compression,
-                    max_request_size=options.max_request_size,
-                    max_batch_size=options.max_batch_size,
-                    request_timeout_ms=int(options.request_timeout * 1000),
-                    metadata_max_age_ms=int(options.metadata_max_age * 1000),
-                )
+                producer = AIOKafkaProducer(**producer_arguments(self._options))
                 try:
                     await producer.start()
                 except BaseException:
@@ -144,7 +140,7 @@ class Outputs:
             self._retire(producer, FLUSH_SECONDS)
 
     def _retire(self, producer: AIOKafkaProducer, flush: float) -> None:
-        task = asyncio.get_running_loop().create_task(_close(producer, flush), name="close producer")
+        task = asyncio.get_running_loop().create_task(close_producer(producer, flush), name="close producer")
         self._retiring.add(task)
         task.add_done_callback(self._retired)
 
@@ -168,7 +164,22 @@ class Outputs:
             await asyncio.wait(self._retiring, timeout=STOP_SECONDS)
 
 
-async def _close(producer: AIOKafkaProducer, flush: float) -> None:
+def producer_arguments(options: KafkaOptions) -> dict[str, Any]:
+    """What every producer of ours is made with: idempotent, and acknowledged by all replicas."""
+    return {
+        **options.connection(),
+        "enable_idempotence": True,
+        "acks": "all",
+        "linger_ms": int(options.linger * 1000),
+        "compression_type": options.compression,
+        "max_request_size": options.max_request_size,
+        "max_batch_size": options.max_batch_size,
+        "request_timeout_ms": int(options.request_timeout * 1000),
+        "metadata_max_age_ms": int(options.metadata_max_age * 1000),
+    }
+
+
+async def close_producer(producer: AIOKafkaProducer, flush: float) -> None:
     """Let what is under way arrive for so long, fail the rest, and disconnect. The producer's own stop() alone would
     wait for topics that are gone, without end."""
     try:
@@ -208,7 +219,7 @@ class _Sender:
         if not self._waiting or seconds < SILENCE_SECONDS:
             return ""
         if not self._outputs.exists(self._topic):
-            return _missing(self._topic)
+            return missing(self._topic)
         return f"topic {self._topic} has acknowledged nothing for {seconds:.0f} s; is its leader up?"
 
     def _settled(self) -> None:
@@ -237,7 +248,7 @@ class _Sender:
             except (MessageSizeTooLargeError, InvalidTopicError, AssertionError, ValueError, TypeError) as error:
                 queue.popleft()
                 self._settled()
-                pending.refused(self._refusal(error))
+                pending.refused(refusal(self._topic, error))
             except (KafkaError, OSError) as error:
                 self._trouble(error)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -258,7 +269,7 @@ class _Sender:
             # The broker expects this one's sequence number of what follows it.
             self._outputs.renew(producer)
             self._settled()
-            pending.refused(self._refusal(error))
+            pending.refused(refusal(self._topic, error))
         elif self._outputs.stopped:
             return
         elif not self._outputs.is_current(producer):
@@ -269,17 +280,9 @@ class _Sender:
                 self._outputs.renew(producer)
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._put, output, pending)
 
-    def _refusal(self, error: Exception) -> OutputRefused:
-        if isinstance(error, MessageSizeTooLargeError):
-            return TooLarge(
-                f"topic {self._topic} refused a record as too large ({error}); raise the topic's max.message.bytes "
-                "and KafkaOptions(max_request_size=...), or send less"
-            )
-        return OutputRefused(f"topic {self._topic} refused a record: {error!r}")
-
     def _trouble(self, error: BaseException) -> None:
         if isinstance(error, UnknownTopicOrPartitionError) or not self._outputs.exists(self._topic):
-            text = _missing(self._topic)
+            text = missing(self._topic)
         elif isinstance(error, TopicAuthorizationFailedError):
             text = f"not allowed to write to topic {self._topic}; grant it WRITE"
         else:
@@ -289,5 +292,17 @@ class _Sender:
         self._outputs.told[self._topic] = text
 
 
-def _missing(topic: str) -> str:
+def refusal(topic: str, error: Exception) -> OutputRefused:
+    """What to say of a record that a topic will never take."""
+    if isinstance(error, MessageSizeTooLargeError):
+        return TooLarge(
+            topic,
+            f"topic {topic} refused a record as too large ({error}); raise the topic's max.message.bytes "
+            "and KafkaOptions(max_request_size=...), or send less",
+        )
+    return OutputRefused(topic, f"topic {topic} refused a record: {error!r}")
+
+
+def missing(topic: str) -> str:
+    """What to say of a topic that isn't there."""
     return f"topic {topic} does not exist; create it"

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from time import monotonic
 from typing import Any, Literal, Protocol, cast
 
@@ -18,13 +19,14 @@ from pyrula.kafka.binding import Binding
 from pyrula.kafka.deaths import MARK_INDEX, Mark, Marks
 from pyrula.kafka.lanes import Lanes
 from pyrula.kafka.offsets import OffsetTracker
+from pyrula.kafka.outputs import Done
 from pyrula.kafka.record import RawRecord, Record, Witness, fingerprint, run_id
 from pyrula.kafka.standing import Standing
 from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.client.trigger import TriggerStore, feed
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import LeaseLost
-from pyrula.workflows.execution import UNTIL_DURABLE, Execution, Outcome
+from pyrula.workflows.execution import UNTIL_DURABLE, Execution, Outcome, Output
 from pyrula.workflows.group_commit import Flush, GroupCommit
 from pyrula.workflows.replay.journal import Entry, Journal, decode_row, encode_row
 from pyrula.workflows.store.port import Row, Token
@@ -102,6 +104,21 @@ class Bounds:
 
 # How a record's run is on record.
 Ending = Literal["completed", "failed", "cancelled"]
+
+
+class Transacting(Protocol):
+    """Who commits what records produce together with their offsets."""
+
+    problem: str | None
+
+    def put(self, record: Raw, outputs: Sequence[Output], done: Done) -> None:
+        """Have it committed, then call `done`: see `Producing`."""
+
+    async def finish(self) -> None:
+        """The last commit of an assignment."""
+
+    def let_go(self) -> None:
+        """The partition is closed."""
 
 
 class Attended(Protocol):
@@ -207,6 +224,7 @@ class Partition:
         self._triggers = triggers
         self._queue = commits.lane(source, token, self._marks, self._flushed)
         self.on_flushed: Callable[[Partition, Flush], None] | None = None
+        self.transactor: Transacting | None = None
         self.marked: dict[int, Mark] = {}
         self.marks: Marks | None = None
         if marks is not None:
@@ -247,6 +265,15 @@ class Partition:
             self._top = records[offsets.index(highest)]
         if self._holds & BUFFER and self.buffered * 2 <= self.bounds.records:
             self.check_bounds()
+
+    def reckon(self, records: Sequence[Raw]) -> None:
+        """Count the offsets of these records as done in the commit that is about to be made; they are completed, or the
+        partition dropped, when it is known what became of it."""
+        if records:
+            self.tracker.complete([record.offset for record in records])
+            highest = max(records, key=attrgetter("offset"))
+            if self._top is None or highest.offset > self._top.offset:
+                self._top = highest
 
     def rows_of(self, record: Raw) -> Journal | None:
         """What the journal holds of this very record: rows of another log's record at its offset are ignored."""
@@ -466,6 +493,8 @@ class Partition:
         self.closed = True
         if self.on_close is not None:
             self.on_close()
+        if self.transactor is not None:
+            self.transactor.let_go()
         for task in self.background:
             task.cancel()
         self.lanes.clear()

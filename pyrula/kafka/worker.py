@@ -213,6 +213,8 @@ class KafkaWorker:
                     f"{partition.tp.topic}[{partition.tp.partition}]: workers died here again and again; at most "
                     f"{CAREFUL_AT_ONCE} records run at once until a commit moves on"
                 )
+            if partition.transactor is not None and partition.transactor.problem is not None:
+                odd.append(partition.transactor.problem)
             if partition.held_by_window:
                 oldest = partition.tracker.oldest()
                 odd.append(

@@ -41,15 +41,17 @@ class Members:
         *,
         options: Mapping[str, Any] | None = None,
         binding: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> WorkerProcess:
         """One more member, ended with the test."""
-        env = {
+        variables = {
             "BODY": body,
             "SECONDS": str(seconds),
             "OPTIONS": json.dumps(dict(options or {})),
             "BINDING": json.dumps(dict(binding or {})),
+            **(env or {}),
         }
-        return self._stack.enter_context(WorkerProcess(PROGRAM, *self._arguments, env=env))
+        return self._stack.enter_context(WorkerProcess(PROGRAM, *self._arguments, env=variables))
 
     def produce(
         self, count: int, *, keys: int = 50, partition: int | None = None, body: Mapping[str, Any] | None = None

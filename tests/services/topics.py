@@ -22,13 +22,16 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry
+from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
 from tests.services.waiting import wait_until
 
 _T = TypeVar("_T")
 _TIMEOUT = 30.0
+# A broker may restart meanwhile.
+_ACKNOWLEDGED = 90.0
 # A group that doesn't exist, and what a broker says of any group while it has only just started.
 _NO_GROUP_YET = (
     KafkaError.GROUP_ID_NOT_FOUND,
@@ -94,6 +97,14 @@ class Topics:
         """Delete topics and wait until the broker no longer lists them, so that they can be made again."""
         _results(self._admin.delete_topics(list(names)))
         wait_until(lambda: not set(names) & set(self.names()), description=f"topics {names} to be gone")
+
+    def configure(self, topic: str, config: Mapping[str, str]) -> None:
+        """Change settings of a topic."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+        _results(self._admin.incremental_alter_configs([resource]))
 
     def names(self) -> list[str]:
         return list(self._admin.list_topics(timeout=_TIMEOUT).topics)
@@ -304,8 +315,8 @@ def _send(producer: Producer, topic: str, messages: Iterable[Message]) -> None:
             except BufferError:
                 producer.poll(0.1)
         producer.poll(0)
-    if producer.flush(_TIMEOUT):
-        raise TimeoutError(f"not every message to {topic} was acknowledged within {_TIMEOUT:g} s")
+    if producer.flush(_ACKNOWLEDGED):
+        raise TimeoutError(f"not every message to {topic} was acknowledged within {_ACKNOWLEDGED:g} s")
     if failures:
         raise KafkaException(failures[0])
 

@@ -14,8 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from aiokafka import AIOKafkaProducer
 
 from pyrula.kafka import Binding, KafkaOptions, KafkaWorker, Record
 from pyrula.workflows import Context, ValkeyStore, step, workflow
@@ -23,6 +26,7 @@ from pyrula.workflows import Context, ValkeyStore, step, workflow
 KAFKA, VALKEY, NAMESPACE, TOPIC, LOG = sys.argv[1:6]
 BODY = os.environ.get("BODY", "steps")
 SECONDS = float(os.environ.get("SECONDS", "0.02"))
+KILL = float(os.environ.get("KILL", "0"))
 
 log = os.open(LOG, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
@@ -93,6 +97,10 @@ async def sending(ctx: Context, run: str, key: str, seconds: float) -> None:
     await ctx.send(f"{TOPIC}.out", f"{ctx.record.partition} {ctx.record.offset}".encode(), key=key)
 
 
+async def sending_much(ctx: Context, run: str, key: str, seconds: float) -> None:
+    await ctx.send(f"{TOPIC}.out", random.randbytes(5_000), key=key)
+
+
 def between(middle: Body) -> Body:
     """A step before it and a step behind it."""
 
@@ -155,10 +163,20 @@ async def busy(ctx: Context, run: str, key: str, seconds: float) -> None:
     await ctx.step(busy_in_thread, run, key, 2, seconds)
 
 
+async def kill_around_commits(commit: Callable[..., Awaitable[None]], producer: AIOKafkaProducer) -> None:
+    """Die before or after a transaction is committed, with KILL as the odds of each."""
+    if random.random() < KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    await commit(producer)
+    if random.random() < KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 BODIES = {
     "steps": steps,
     "mixed": mixed,
     "sending": sending,
+    "sending much": sending_much,
     "step": between(step_of_its_own),
     "plain": between(plain),
     "in try": between(in_try),
@@ -202,6 +220,10 @@ worker = KafkaWorker(
 )
 
 if __name__ == "__main__":
+    if KILL:
+        AIOKafkaProducer.commit_transaction = partialmethod(  # type: ignore[method-assign]
+            lambda producer, commit: kill_around_commits(commit, producer), AIOKafkaProducer.commit_transaction
+        )
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(relativeCreated)d %(levelname)s %(message)s")
     logging.getLogger("pyrula.kafka").addHandler(Assignments())
     asyncio.run(worker.run())
