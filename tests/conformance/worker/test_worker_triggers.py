@@ -12,6 +12,7 @@ from pyrula.workflows import (
     Context,
     Debounce,
     Limit,
+    Rate,
     Retry,
     RunHandle,
     StepError,
@@ -393,3 +394,85 @@ async def test_a_retry_does_not_feed_again(workers: Workers) -> None:
     await batches(1)
     await asyncio.sleep(0.3)
     assert sorted(number for _, numbers, _ in got for number in numbers) == [0, 1]
+
+
+# with gates of its own
+
+
+def at_once(trigger: Any, **gates: Any) -> tuple[Any, dict[str, list[list[int]]], list[int]]:
+    """A workflow that notes its batches by key in the order they began, and how many of a key there were at once."""
+    order: dict[str, list[list[int]]] = {}
+    running: dict[str, int] = {}
+    most = [0]
+
+    @workflow(name="worker_gated_digest", trigger=trigger, **gates)
+    async def body(ctx: Context, key: str, events: list[dict[str, Any]], count: int) -> None:
+        running[key] = running.get(key, 0) + 1
+        most[0] = max(most[0], running[key])
+        order.setdefault(key, []).append([event["n"] for event in events])
+        await ctx.step(asyncio.sleep, 0.02)
+        running[key] -= 1
+
+    return body, order, most
+
+
+@pytest.mark.parametrize(
+    "gates",
+    [
+        {"concurrency": Limit("key", 1)},
+        {"concurrency": Limit("key", 1), "rate_limit": Rate("key", per_second=1000)},
+        # on another shard than the buffers
+        {"concurrency": Limit(lambda params: f"tenant-{params['key']}", 1)},
+        {"concurrency": Limit("key", 1), "rate_limit": Rate("count", per_second=1000)},
+    ],
+    ids=["a Limit", "both on the batch key", "a function of the batch", "keys of two kinds"],
+)
+async def test_batches_of_a_limited_key_run_one_after_the_other_in_order(workers: Workers, gates: Any) -> None:
+    body, order, most = at_once(Collect("k", max_events=2, window_seconds=0.3), **gates)
+    clients = [workers.client(), workers.client()]
+    workers.start(body)
+    workers.start(body)
+    for n in range(9):
+        await clients[0].trigger(body, {"k": f"k{n % 3}", "n": n})
+        await asyncio.gather(*(clients[1].trigger(body, {"k": f"x{key}", "n": n}) for key in range(4)))
+    await wait_until_async(
+        lambda: sum(len(batch) for found in order.values() for batch in found) == 45, description="all events"
+    )
+    assert most == [1]
+    for n in range(3):
+        assert [number for batch in order[f"k{n}"] for number in batch] == [n, n + 3, n + 6]
+    for key in range(4):
+        assert [number for batch in order[f"x{key}"] for number in batch] == list(range(9))
+    assert max(len(batch) for found in order.values() for batch in found) == 2
+
+
+@pytest.mark.parametrize("verb", ["plan_batch", "submit", "drop_batch"])
+async def test_a_gated_batch_becomes_one_run_though_its_sender_dies(workers: Workers, verb: str) -> None:
+    body, order, _ = at_once(
+        Collect("k", max_events=2, window_seconds=30),
+        concurrency=Limit("key", 1),
+        rate_limit=Rate("count", per_second=1000),
+    )
+    dying = workers.client()
+    await dying.trigger(body, {"k": "a", "n": 0})
+    store: Any = dying.store
+    reached, call = asyncio.Event(), getattr(store, verb)
+
+    async def half(*arguments: Any) -> Any:
+        if verb != "drop_batch":
+            await call(*arguments)
+        reached.set()
+        await asyncio.Event().wait()
+
+    setattr(store, verb, half)
+    sending = asyncio.create_task(dying.trigger(body, {"k": "a", "n": 1}))
+    await asyncio.wait_for(reached.wait(), 10)
+    sending.cancel()
+    await asyncio.wait([sending])
+    workers.start(body)
+    client = workers.client()
+    for n in (2, 3):
+        run = await client.trigger(body, {"k": "a", "n": n})
+    assert run is not None
+    await run.result(timeout=10)
+    assert order == {"a": [[0, 1], [2, 3]]}
