@@ -28,7 +28,7 @@ from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.engine.talking import Talking
 from pyrula.workflows.engine.timeout import Timeout
 from pyrula.workflows.engine.triggering import Feeding, TriggerOperation, feed, read_run_id, written
-from pyrula.workflows.errors import NonDeterminismError, SerializationError
+from pyrula.workflows.errors import NoBrokerError, NonDeterminismError, SerializationError
 from pyrula.workflows.model import MAX_VALUE, RunInfo
 from pyrula.workflows.replay.journal import Entry, delivery
 
@@ -199,17 +199,23 @@ class Context(Talking):
         partition: int | None = None,
         timestamp: datetime | int | None = None,
     ) -> None:
-        """Buffers a message that is produced when the run completes.
+        """Buffers a message that is produced when the run completes. NoBrokerError in a run that was submitted.
 
         A value is written as JSON; bytes go as they are and None is a tombstone. `timestamp` is aware, or milliseconds.
         """
+        run = self._run
+        if not getattr(run.host, "sends", True):
+            raise NoBrokerError(
+                f"run {run.run_id} ({run.definition.name}): ctx.send to {topic!r}: a run that was submitted has no "
+                "broker to send by. Bind the workflow to a topic, so that a KafkaWorker runs it for records, or "
+                "produce in a step with a client of your own"
+            )
         what = f"the message to {topic!r}"
         if value is not None and not isinstance(value, bytes):
             value = encode_message(value, what, MAX_VALUE)
         elif value is not None and len(value) > MAX_VALUE:
             raise SerializationError(f"{what}: the value is {len(value):,} bytes, the limit is {MAX_VALUE:,}")
         output = Output(topic, value, _key(key, what), _headers(headers), partition, _milliseconds(timestamp))
-        run = self._run
         if not run.straight or RUN.get() is not run:
             await run.admit()
         if run.crew is not None:

@@ -7,6 +7,7 @@ Exception
     SerializationError      a value that can't be stored unchanged, or is too large
     NonDeterminismError     a body asked for something other than what its journal has
     StepError               a step failed for good; this is what the body sees
+    NoBrokerError           ctx.send in a run that nothing can send for
     StoreError
       StoreUnavailable      the store didn't answer, also after the store's own re-sends
       LeaseLost             somebody else has the source or the run now
@@ -46,6 +47,7 @@ __all__ = [
     "DurableInvocationError",
     "DurableInvocationTimeout",
     "LeaseLost",
+    "NoBrokerError",
     "NonDeterminismError",
     "PolicyKeyWarning",
     "PyrulaError",
@@ -113,6 +115,10 @@ class StepError(PyrulaError):
         # BaseException would rebuild it from the one text in `args`.
         fields = (self.step, self.attempts, self.error_type, self.message, self.trace, self.timed_out)
         return type(self), fields
+
+
+class NoBrokerError(PyrulaError):
+    """`ctx.send` in a run that was submitted: its worker has no broker. The text names the ways out."""
 
 
 class StoreError(PyrulaError):

@@ -325,8 +325,9 @@ class _Reader:
 
     park_after = inf
 
-    def __init__(self, tenant: tuple[str, Any]) -> None:
+    def __init__(self, tenant: tuple[str, Any], sends: bool) -> None:
         self._tenant = tenant
+        self.sends = sends
 
     def tenant(self, run: Execution) -> tuple[str, Any]:
         return self._tenant
@@ -352,9 +353,10 @@ async def replayed(
     clock: Clock,
     tenant: tuple[str, Any] = ("", None),
     attempt: int = 1,
+    sends: bool = True,
 ) -> AsyncIterator[Execution]:
-    """A run that nobody holds, while its journal is replayed: nothing is written, no step starts."""
-    host: Any = _Reader(tenant)
+    """A run that nobody holds, while its journal is replayed: nothing is written, no step starts, nothing is sent."""
+    host: Any = _Reader(tenant, sends)
     journal = Journal.load(rows)
     run = Execution(definition, run_id, host, (), kwargs, journal=journal, attempt=attempt, clock=clock)
     run.desk = desk = Desk()

@@ -17,6 +17,7 @@ from pyrula.workflows.client import RunHandle, WorkflowClient
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.definition import WorkflowDefinition, registered_definitions
 from pyrula.workflows.errors import ConfigurationError
+from pyrula.workflows.execution import Output
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.store.batches import Buffer
 from pyrula.workflows.store.memory import MemoryStore
@@ -47,6 +48,7 @@ class Driver:
     When that one has what it wants, another one drives."""
 
     park_after = 0.0
+    sends = False
 
     def __init__(self, store: RunStore, clock: Clock) -> None:
         self.store = store
@@ -74,6 +76,7 @@ class Driver:
             places=_PLACES,
             seconds=_QUERY_SECONDS,
             poll_interval=_POLL_SECONDS,
+            sends=self.sends,
         )
         self._moved = asyncio.Event()
         self._calls = 0
@@ -91,6 +94,9 @@ class Driver:
         pass
 
     def on_parked(self, run_id: str, waits: Sequence[Wait]) -> None:
+        pass
+
+    def on_outputs(self, run_id: str, outputs: Sequence[Output]) -> None:
         pass
 
     def on_triggered(self, workflow: str, run_id: str) -> None:

@@ -6,7 +6,7 @@ deadline of a run when somebody waits for one, or as far as `advance` says. What
 
 import asyncio
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from pyrula.workflows.codec import loads
 from pyrula.workflows.context import Context
 from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step_of
 from pyrula.workflows.errors import NonDeterminismError, PyrulaError
-from pyrula.workflows.execution import replayed
+from pyrula.workflows.execution import Output, replayed
 from pyrula.workflows.inline import Driver
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.params import Params
@@ -110,6 +110,11 @@ class WorkflowTestEnv:
             status = None
         return status or await self.store.status(run.run_id)
 
+    @property
+    def sent(self) -> tuple[Output, ...]:
+        """What runs that have completed sent by `ctx.send`, oldest first. Nothing of it is produced anywhere."""
+        return tuple(self._driver.sent_by_runs)
+
     async def waiting(self) -> dict[str, str]:
         """What each run that hasn't ended waits for, by run id."""
         return await self._driver.waiting()
@@ -118,9 +123,12 @@ class WorkflowTestEnv:
 class _VirtualDriver(Driver):
     """Skips the time in which nothing moves."""
 
+    sends = True
+
     def __init__(self, store: MemoryStore, clock: ManualClock) -> None:
         super().__init__(store, clock)
         self.mocks: dict[str, Callable[..., Any]] = {}
+        self.sent_by_runs: list[Output] = []
         self.fired: list[tuple[str, str]] = []
         self._clock = clock
         self._known: dict[str, None] = {}
@@ -135,6 +143,9 @@ class _VirtualDriver(Driver):
 
     def on_event(self, run_id: str, workflow: str, type: str, at: float, data: dict[str, Any]) -> None:  # noqa: A002
         self._known[run_id] = None
+
+    def on_outputs(self, run_id: str, outputs: Sequence[Output]) -> None:
+        self.sent_by_runs += outputs
 
     def on_triggered(self, workflow: str, run_id: str) -> None:
         self.fired.append((workflow, run_id))

@@ -96,7 +96,8 @@ UNTIL_DURABLE: Final = _UntilDurable()
 
 
 class Host(Protocol):
-    """Who keeps the journals of runs; one object serves many. If it has a method `attend`, see `Run.attend`."""
+    """Who keeps the journals of runs; one object serves many. If it has a method `attend`, see `Run.attend`; if its
+    `sends` is there and false, a run can't send."""
 
     def append(self, run: "Any", index: int, entry: Entry | None) -> None:
         """Queues a row for the next group commit, in order; None deletes the row."""

@@ -38,6 +38,7 @@ class Answers:
         places: int,
         seconds: float,
         poll_interval: float,
+        sends: bool,
     ) -> None:
         self._store = store
         self._worker = worker
@@ -47,6 +48,7 @@ class Answers:
         self._places = places
         self._seconds = seconds
         self._interval = poll_interval
+        self._sends = sends
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -122,5 +124,6 @@ class Answers:
             clock=self._clock,
             tenant=(history.owner, loads(history.metadata)),
             attempt=history.attempt,
+            sends=self._sends,
         ) as run:
             return await run.query(query.name, query.payload)

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from pyrula.workflows.definition import WorkflowDefinition
-from pyrula.workflows.errors import ConfigurationError, NonDeterminismError, PyrulaError, SerializationError
+from pyrula.workflows.errors import NonDeterminismError, PyrulaError, SerializationError
 from pyrula.workflows.execution import ContinueAsNew, Execution, Outcome
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.messages import End
@@ -25,23 +25,11 @@ def checked(outcome: Outcome, execution: Execution) -> Outcome:
     """The outcome as it counts for a submitted run."""
     error: Exception | None
     if outcome.status == "completed":
-        error = _refused(execution) or _unwritable(outcome, execution.definition, execution.run_id)
-        return outcome if error is None else Outcome("failed", None, error)
-    if outcome.status == "continued_as_new":
-        error = _refused(execution)
+        error = _unwritable(outcome, execution.definition, execution.run_id)
         return outcome if error is None else Outcome("failed", None, error)
     if outcome.status == "paused" and isinstance(outcome.error, NonDeterminismError) and execution.cancel_requested:
         return Outcome("cancelled")
     return outcome
-
-
-def _refused(execution: Execution) -> Exception | None:
-    if not execution.outputs:
-        return None
-    return ConfigurationError(
-        f"run {execution.run_id}: ctx.send to {execution.outputs[0].topic!r}: a submitted run has no broker to send "
-        "by; bind the workflow to a topic, or send from a step"
-    )
 
 
 def _unwritable(outcome: Outcome, definition: WorkflowDefinition[Any, Any], run_id: str) -> SerializationError | None:

@@ -17,7 +17,7 @@ from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import loads
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import LeaseLost
-from pyrula.workflows.execution import ChildRequest, Execution
+from pyrula.workflows.execution import ChildRequest, Execution, Output
 from pyrula.workflows.replay.journal import Entry, encode_row
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.events import encode_event
@@ -42,12 +42,16 @@ class Surroundings(Protocol):
     store: RunStore
     clock: Clock
     park_after: float
+    sends: bool
 
     def on_event(self, run_id: str, workflow: str, type: str, at: float, data: dict[str, Any]) -> None:  # noqa: A002
         """Something happened to the run."""
 
     def on_parked(self, run_id: str, waits: Sequence[Wait]) -> None:
         """A run was parked."""
+
+    def on_outputs(self, run_id: str, outputs: Sequence[Output]) -> None:
+        """What a run has sent that is about to end, where runs can send."""
 
 
 class HeldRun:
@@ -81,6 +85,10 @@ class HeldRun:
     @property
     def park_after(self) -> float:
         return self._around.park_after
+
+    @property
+    def sends(self) -> bool:
+        return self._around.sends
 
     def append(self, run: Any, index: int, entry: Entry | None) -> None:
         self._queued.rows.append((index, b"" if entry is None else encode_row(entry, None)))

@@ -12,7 +12,7 @@ from random import random
 from typing import Any
 
 from pyrula.workflows.definition import WorkflowDefinition
-from pyrula.workflows.errors import LeaseLost, SerializationError
+from pyrula.workflows.errors import LeaseLost, NoBrokerError, SerializationError
 from pyrula.workflows.execution import Execution, Outcome, without_end
 from pyrula.workflows.params import Params
 from pyrula.workflows.replay.journal import Journal
@@ -260,7 +260,9 @@ class Lives:
         retry, error = definition.retry, outcome.error
         if outcome.status != "failed" or retry is None or not isinstance(error, Exception):
             return None
-        if isinstance(error, RunTimeout) or execution.attempt >= retry.max_attempts or not retry.retryable(error):
+        if isinstance(error, (RunTimeout, NoBrokerError)) or not retry.retryable(error):
+            return None
+        if execution.attempt >= retry.max_attempts:
             return None
         if execution.error is None:
             # it failed after its body had ended, so another round would give the same
@@ -289,6 +291,8 @@ class Lives:
             held.event(None, "paused", reason=reason.decode())
             await held.pause(reason)
             return None
+        if execution.outputs and outcome.status in ("completed", "continued_as_new"):
+            self._around.on_outputs(held.lease.run_id, execution.outputs)
         return await self._finish(held, execution.definition, outcome)
 
     async def _cancel(self, held: HeldRun, definition: WorkflowDefinition[Any, Any]) -> Finished:

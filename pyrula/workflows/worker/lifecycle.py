@@ -18,6 +18,7 @@ from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.egress import EgressBuffer, EgressEvent
 from pyrula.workflows.errors import BackpressureRejected, ConfigurationError, StoreUnavailable
+from pyrula.workflows.execution import Output
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.signals import process_signals
 from pyrula.workflows.store.messages import Wait, earliest
@@ -49,6 +50,8 @@ class WorkflowWorker:
     `client` starts runs and talks to them, as any WorkflowClient of the same store. `id` is new for each worker object,
     whatever the host: recovery goes by it. The worker closes its store when it ends.
     """
+
+    sends = False
 
     def __init__(
         self,
@@ -93,6 +96,7 @@ class WorkflowWorker:
             places=self.options.query_concurrency,
             seconds=self.options.query_timeout,
             poll_interval=self.options.claim_poll_interval,
+            sends=self.sends,
         )
 
     def __repr__(self) -> str:
@@ -205,6 +209,9 @@ class WorkflowWorker:
     def on_event(self, run_id: str, workflow: str, type: str, at: float, data: dict[str, Any]) -> None:  # noqa: A002
         if self._egress is not None:
             self._egress.put(EgressEvent(run_id, workflow, type, at, data))
+
+    def on_outputs(self, run_id: str, outputs: Sequence[Output]) -> None:
+        """Nothing sends here."""
 
     def on_parked(self, run_id: str, waits: Sequence[Wait]) -> None:
         deadline = earliest(waits)
