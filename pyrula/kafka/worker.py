@@ -6,6 +6,7 @@ by SIGTERM or SIGINT, both of which drain; a second signal ends it at once.
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -36,10 +37,13 @@ from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.group_commit import GroupCommit
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.signals import process_signals
+from pyrula.workflows.store.standing import Registry
+from pyrula.workflows.worker.register import Register, served_of
 
 log = logging.getLogger("pyrula.kafka")
 
 REPORT_SECONDS = 60.0
+_STRIKE_SECONDS = 2.0
 
 
 class KafkaWorker:
@@ -93,6 +97,7 @@ class KafkaWorker:
         self._oldest = OldestWatch()
         self._solitude = Solitude(lambda: sum(pool.bodies for pool in self._all_pools()), self._wake_pools)
         self._reported = monotonic()
+        self._register: Register | None = None
 
     @property
     def clusters(self) -> Mapping[str, KafkaOptions]:
@@ -188,6 +193,8 @@ class KafkaWorker:
         binding = pool.binding
         sick = list(shared)
         odd: list[str] = []
+        if self._register is not None:
+            odd += [text for text in self._register.odd if f"workflow {binding.workflow.name!r} " in text]
         if pool.halted:
             sick.append(pool.halted)
         letters = {binding.dead_letter_topic_of(topic) for topic in binding.topics}
@@ -244,6 +251,8 @@ class KafkaWorker:
 
     async def _start(self) -> None:
         await self.store.open()
+        if isinstance(self.store, Registry):
+            await self._enter(self.store)
         self._commits = GroupCommit(self.store.append_rows)
         self._book.start()
         groups = self._make_pools()
@@ -263,6 +272,15 @@ class KafkaWorker:
         self._look_for_topics()
         self._look_for_backfills(self._commits)
         self._state = "healthy"
+
+    async def _enter(self, store: Registry) -> None:
+        """Into the register: a workflow that another live worker has with flow control can't be bound to a topic."""
+        entries = (served_of(binding.workflow, topic) for binding in self.bindings for topic in binding.topics)
+        register = Register(store, f"kafka-{secrets.token_hex(8)}", entries)
+        await register.begin()
+        self._register = register
+        keeping = asyncio.get_running_loop().create_task(register.run(), name="keep the entry in the register")
+        self._looking.append(keeping)
 
     def _look_for_backfills(self, commits: GroupCommit) -> None:
         service = BackfillService(
@@ -389,8 +407,15 @@ class KafkaWorker:
         if self._commits is not None:
             await self._commits.close()
         await self._book.stop()
+        if self._register is not None:
+            await _all_of([_within(_STRIKE_SECONDS, self._register.end())])
         await _all_of(outputs.stop() for outputs in self._outputs.values())
         await self.store.close()
+
+
+async def _within(seconds: float, ending: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.timeout(seconds):
+        await ending
 
 
 async def _all_of(endings: Iterable[Coroutine[Any, Any, None]]) -> None:

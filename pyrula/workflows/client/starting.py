@@ -6,10 +6,12 @@ may send a submission again.
 """
 
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Final, Self, TypeVar, overload
 
 from pydantic import BaseModel
 
@@ -25,17 +27,21 @@ from pyrula.workflows.client.waiting import Waits
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import encode_message
 from pyrula.workflows.definition import WorkflowDefinition, find_definition
+from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.model import MAX_VALUE
 from pyrula.workflows.params import Params, encode_unchecked
 from pyrula.workflows.stamps import stamp_of
 from pyrula.workflows.store.messages import Message
 from pyrula.workflows.store.runs import Submission
+from pyrula.workflows.store.standing import Served, misfits
 
 __all__ = ["WorkflowClient"]
 
 logger = logging.getLogger("pyrula.client")
 
 R = TypeVar("R")
+
+_UNBOUND_SECONDS: Final = 30.0
 
 
 class WorkflowClient(TriggerCalls):
@@ -69,6 +75,7 @@ class WorkflowClient(TriggerCalls):
         )
         self._admit = admit
         self._unknown: set[str] = set()
+        self._unbound: dict[tuple[str, str], float] = {}
 
     async def __aenter__(self) -> Self:
         await self._open()
@@ -266,6 +273,8 @@ class WorkflowClient(TriggerCalls):
         if self._admit is not None:
             self._admit()
         await self._open()
+        if definition is not None and stamp is not None:
+            await self._check_unbound(definition)
         run_id = self.store.new_run_id(name=name, idempotency_key=idempotency_key, stamp=stamp)
         submission = Submission(
             run_id,
@@ -289,6 +298,17 @@ class WorkflowClient(TriggerCalls):
             )
         await self._waits.sent(submitted.run_id)
         return RunHandle(self, named, submitted.run_id, submitted)
+
+    async def _check_unbound(self, definition: WorkflowDefinition[..., Any]) -> None:
+        """ConfigurationError if a live worker has this version bound to a topic. Looked up once in a while only."""
+        pair = definition.name, definition.version
+        if self._unbound.get(pair, -math.inf) + _UNBOUND_SECONDS > time.monotonic():
+            return
+        for misfit in misfits(Served(*pair, topic=None, gated=True), await self.store.enlisted()):
+            if misfit.same_version:
+                raise ConfigurationError(misfit.text)
+            logger.warning("%s", misfit.text)
+        self._unbound[pair] = time.monotonic()
 
     def _tell_unknown(self, name: str) -> None:
         if name not in self._unknown:

@@ -3,12 +3,13 @@
 A store tells facts of one moment; the words are made by the client.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pyrula.workflows.stamps import LimitStamp, RateStamp
 
-__all__ = ["HOLDERS_TOLD", "LIVE_SECONDS", "Registry", "Served", "Standing", "WorkerEntry"]
+__all__ = ["HOLDERS_TOLD", "LIVE_SECONDS", "Misfit", "Registry", "Served", "Standing", "WorkerEntry", "misfits"]
 
 LIVE_SECONDS: Final = 60.0
 """A worker that hasn't been heard of for so long isn't live."""
@@ -51,6 +52,38 @@ class WorkerEntry(NamedTuple):
 
     worker: str
     served: tuple[Served, ...]
+
+
+class Misfit(NamedTuple):
+    """A workflow that is bound to a topic on one side and has flow control on the other."""
+
+    same_version: bool
+    text: str
+
+
+def misfits(mine: Served, entries: Iterable[WorkerEntry]) -> list[Misfit]:
+    """What of the live workers' doesn't go with this."""
+    found = []
+    for entry in entries:
+        for theirs in entry.served:
+            bound, gated = (theirs, mine) if mine.topic is None else (mine, theirs)
+            if theirs.name != mine.name or bound.topic is None or gated.topic is not None or not gated.gated:
+                continue
+            here, there = _told(mine), _told(theirs)
+            same = mine.version == theirs.version
+            way_out = (
+                "records are processed as they are consumed: give one of the two another name or version"
+                if same
+                else "that is well while a deploy is under way"
+            )
+            text = f"workflow {mine.name!r} {here} here, and {there} in worker {entry.worker}; {way_out}"
+            found.append(Misfit(same, text))
+    return found
+
+
+def _told(served: Served) -> str:
+    what = "has flow control" if served.topic is None else f"is bound to topic {served.topic!r}"
+    return f"{what} (version {served.version!r})"
 
 
 @runtime_checkable

@@ -29,6 +29,7 @@ from pyrula.workflows.worker.claims import Claimer, woken_within
 from pyrula.workflows.worker.firing import Firing
 from pyrula.workflows.worker.life import Lives
 from pyrula.workflows.worker.options import WorkerOptions
+from pyrula.workflows.worker.register import Register, served_of
 from pyrula.workflows.worker.served import Served
 from pyrula.workflows.worker.triggers import Triggers
 
@@ -85,6 +86,8 @@ class WorkflowWorker:
             poll_interval=self.options.claim_poll_interval,
         )
         self._heartbeat = Heartbeat(store, self.id, self._lives, self.options, self.clock, self._claimer.wake)
+        entries = (served_of(definition) for definition in self._served)
+        self._register = Register(store, self.id, entries)
         self._firing = Firing(store, self._served, poll_interval=self.options.claim_poll_interval)
         self._triggers = Triggers(store, self._served, self.clock, poll_interval=self.options.claim_poll_interval)
         self._answers = Answers(
@@ -106,6 +109,11 @@ class WorkflowWorker:
     def held(self) -> tuple[str, ...]:
         """Ids of the runs that this worker executes now."""
         return tuple(self._lives.held)
+
+    @property
+    def oddities(self) -> tuple[str, ...]:
+        """What makes this worker's health degraded: workflows that another live worker has in another way."""
+        return self._register.odd
 
     def stop(self) -> None:
         """Drain and end: run() returns within drain_timeout and a little. May be called from anywhere: a signal's
@@ -137,6 +145,7 @@ class WorkflowWorker:
         while not self._stopping.is_set():
             try:
                 await self.store.open()
+                await self._register.begin()
             except StoreUnavailable as error:
                 log.warning("the store can't be reached, tried again in %.1f s: %s", _RETRY_OPEN_SECONDS, error)
                 await woken_within(self._stopping, _RETRY_OPEN_SECONDS)
@@ -153,6 +162,7 @@ class WorkflowWorker:
             self._task(self._heartbeat.watch_over(), "watch over the lease"),
             self._task(self._answers.run(), "answer queries"),
             self._task(self._firing.run(), "fire schedules"),
+            self._task(self._register.run(), "keep the entry in the register"),
             self._task(self._triggers.run(), "fire batches"),
         ]
         listening = [
@@ -195,6 +205,7 @@ class WorkflowWorker:
         else:
             try:
                 async with asyncio.timeout(_GRACE_SECONDS):
+                    await self._register.end()
                     await self.store.leave(self.id)
             except (StoreUnavailable, TimeoutError) as error:
                 log.warning("the store can't be told that worker %s has ended: %s", self.id, error)

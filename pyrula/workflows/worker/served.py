@@ -1,6 +1,6 @@
 """The workflows that are served, by name and version."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pyrula.workflows.definition import WorkflowDefinition
@@ -30,6 +30,9 @@ class Served:
         key = definition.name, definition.version
         self._definitions.pop(key, None)
         self._definitions[key] = definition
+
+    def __iter__(self) -> Iterator[WorkflowDefinition[Any, Any]]:
+        return iter(self._definitions.values())
 
     @property
     def pairs(self) -> list[tuple[str, str]]:

@@ -21,7 +21,8 @@ class Rig:
     def submission(self, name: str = "cart", **fields: Any) -> Submission:
         key = fields.get("idempotency_key")
         fields.setdefault("version", "1")
-        return Submission(self.store.new_run_id(name=name, idempotency_key=key), name, **fields)
+        run_id = self.store.new_run_id(name=name, idempotency_key=key, stamp=fields.get("stamp"))
+        return Submission(run_id, name, **fields)
 
     async def submit(self, name: str = "cart", **fields: Any) -> str:
         return (await self.store.submit(self.submission(name, **fields))).run_id
