@@ -6,7 +6,7 @@ from pyrula.kafka.binding import Binding
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.partition import Bounds, Partition
 from pyrula.kafka.standing import Standing
-from pyrula.workflows import Context, workflow
+from pyrula.workflows import Context, MemoryStore, workflow
 from pyrula.workflows.group_commit import GroupCommit
 from pyrula.workflows.store.port import MAX_POSITION, Batch, Row, Token
 
@@ -38,6 +38,7 @@ async def test_a_partition_that_only_replayed_can_be_let_go() -> None:
         fetch=lambda on: None,
         fenced=lambda fenced: None,
         standing=Standing(),
+        triggers=MemoryStore(),
     )
     await partition.flushed()
     assert [list(batch.rows) for batch in written] == [[]]
