@@ -21,12 +21,15 @@ from pyrula.http.access import Access, Needs
 from pyrula.http.bodies import BoundedRequest
 from pyrula.http.problems import MEDIA_TYPE, SCHEMA, TABLE, problem_of
 from pyrula.http.tokens import Principal, Role
+from pyrula.http.waiting import CallerLeft
 
 __all__ = ["Caller", "also", "errors", "make_router", "needs", "open_to_all"]
 
 _ROLE: Final = "x-pyrula-role"
 _ALL_OWNERS: Final = "x-pyrula-all-owners"
 _NOBODY: Final = "none"
+_CALLER_LEFT: Final = 499
+"""Nobody sees it but /metrics."""
 
 
 def needs(role: Role, *, all_owners: bool = False) -> dict[str, Any]:
@@ -70,6 +73,8 @@ class Route(APIRoute):
                 else:
                     bounded.state.pyrula_principal = await self.access.admit(bounded, wanted)
                 return await handler(bounded)
+            except CallerLeft:
+                return Response(status_code=_CALLER_LEFT)
             except Exception as error:  # noqa: BLE001 - whatever it is, it must become an answer
                 return problem_of(error, route=shown)
 

@@ -38,9 +38,10 @@ _KEEP_ALIVE_SECONDS: Final = 15.0
 _RETRY_MILLISECONDS: Final = 1000
 _OVER: Final = object()
 _Items: TypeAlias = AsyncGenerator[Happened | Ended | None, None]
+_FIELDS: Final = {name: {"type": "string"} for name in ("id", "event", "data")}
 _STREAM: Final[dict[str, Any]] = {
     "description": "Server-sent events",
-    "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+    "content": {MEDIA_TYPE: {"schema": {"type": "object", "properties": _FIELDS}}},
 }
 
 

@@ -11,11 +11,15 @@ from starlette.types import Receive
 
 from pyrula.http.problems import Refusal
 
-__all__ = ["Closing", "gone", "while_connected"]
+__all__ = ["CallerLeft", "Closing", "gone", "while_connected"]
 
 T = TypeVar("T")
 
 _SHUTTING_DOWN = "the server shuts down; ask again"
+
+
+class CallerLeft(Exception):
+    """Nobody is there any more to be answered."""
 
 
 class Closing:
@@ -42,8 +46,7 @@ async def gone(receive: Receive) -> None:
 
 
 async def while_connected(receive: Receive, closing: Closing, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives. It is cancelled when the caller leaves (CancelledError here, then) or the server shuts down
-    (Refusal)."""
+    """What `work` gives. It is cancelled when the caller leaves (CallerLeft) or the server shuts down (Refusal)."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(gone(receive))
     ending = asyncio.ensure_future(closing.wait())
@@ -53,7 +56,7 @@ async def while_connected(receive: Receive, closing: Closing, work: Coroutine[An
             return working.result()
         if ending.done():
             raise Refusal("ShuttingDown", _SHUTTING_DOWN, headers={"Retry-After": "1"})
-        raise asyncio.CancelledError("the caller has left")
+        raise CallerLeft
     finally:
         others = [working, leaving, ending]
         for task in others:
