@@ -100,28 +100,29 @@ class ValkeyBatches:
         answer.add_done_callback(_ignored)
 
     async def due_batches(self, names: Sequence[str]) -> Due:
-        runs = self._runs
-        asked = [(name, shard) for name in names for shard in range(runs.shards)]
-        answers = await asyncio.gather(
-            *(
-                runs.funnel.ask(
-                    b"ZRANGE", due_key(runs.namespace, shard, name), b"0", b"%d" % (_LOOKED_AT - 1), b"WITHSCORES"
-                )
-                for name, shard in asked
-            )
-        )
-        now = runs.now()
+        asked = [(name, shard) for name in names for shard in range(self._runs.shards)]
         buffers: dict[Buffer, None] = {}
         later: list[float] = []
-        for (name, shard), flat in zip(asked, answers, strict=True):
-            for member, score in zip(flat[::2], flat[1::2], strict=True):
-                moment, buffer = float(score) / 1e6, Buffer(name, shard, member[1:])
-                if moment <= now:
-                    buffers[buffer] = None
-                elif buffer not in buffers:
-                    later.append(moment)
-                    break
+        # mostly none is due, which the first one of each tells
+        for most in (1, _LOOKED_AT):
+            now = self._runs.now()
+            answers = await asyncio.gather(*(self._first_due(name, shard, most) for name, shard in asked))
+            again = []
+            for (name, shard), found in zip(asked, answers, strict=True):
+                due = [Buffer(name, shard, member) for member, moment in found if moment <= now]
+                if due and most == 1:
+                    again.append((name, shard))
+                    continue
+                buffers.update(dict.fromkeys(due))
+                later += [moment for member, moment in found if Buffer(name, shard, member) not in buffers][:1]
+            asked = again
         return Due(tuple(buffers), min(later, default=None))
+
+    async def _first_due(self, name: str, shard: int, most: int) -> list[tuple[bytes, float]]:
+        """Who is due first, and when, in seconds."""
+        key = due_key(self._runs.namespace, shard, name)
+        flat = await self._runs.funnel.ask(b"ZRANGE", key, b"0", b"%d" % (most - 1), b"WITHSCORES")
+        return [(member[1:], float(score) / 1e6) for member, score in zip(flat[::2], flat[1::2], strict=True)]
 
     async def take_batch(self, buffer: Buffer) -> EventBatch | None:
         return _read(buffer, await self._batch_script("take", buffer))
