@@ -36,6 +36,7 @@ from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.group_commit import GroupCommit
 from pyrula.workflows.loops import give_back, prepare
+from pyrula.workflows.naming import names_checked
 from pyrula.workflows.signals import process_signals
 from pyrula.workflows.store.standing import Registry
 from pyrula.workflows.worker.register import Register, served_of
@@ -46,6 +47,7 @@ REPORT_SECONDS = 60.0
 _STRIKE_SECONDS = 2.0
 
 
+@names_checked
 class KafkaWorker:
     """Runs workflows for the records of the topics they are bound to.
 

@@ -39,6 +39,7 @@ __all__ = [
     "registered_definitions",
     "step",
     "step_of",
+    "watch_plain_calls",
     "workflow",
 ]
 
@@ -152,6 +153,8 @@ class StepDefinition(Generic[P, R]):
         self._hints = hints
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        for watcher in _plain_call_watchers:
+            watcher(self)
         return self.fn(*args, **kwargs)
 
     @overload
@@ -283,6 +286,12 @@ def step(fn: Any = None, /, **options: Any) -> Any:
     return declare if fn is None else declare(fn)
 
 
+def watch_plain_calls(watcher: Callable[[StepDefinition[..., Any]], None]) -> None:
+    """Have it called whenever a step is called like any function."""
+    _plain_call_watchers.append(watcher)
+
+
+_plain_call_watchers: list[Callable[[StepDefinition[..., Any]], None]] = []
 _WORKFLOW_OPTIONS: Final = options_of(WorkflowDefinition.__init__, "fn", "hints")
 _STEP_OPTIONS: Final = options_of(StepDefinition.__init__, "fn", "hints")
 _steps: dict[Any, StepDefinition[Any, Any]] = {}

@@ -31,6 +31,7 @@ BaseException
 Warning
   PyrulaWarning             something that works, but hardly as meant
     PolicyKeyWarning        a policy key that names no parameter
+    PlainCallWarning        a step that a body calls like any function
 ```
 
 What a store says no to, from RunNotFoundError to TransitionRefused, is defined in store/refusals.py.
@@ -49,6 +50,7 @@ __all__ = [
     "LeaseLost",
     "NoBrokerError",
     "NonDeterminismError",
+    "PlainCallWarning",
     "PolicyKeyWarning",
     "PyrulaError",
     "PyrulaWarning",
@@ -263,6 +265,10 @@ class PyrulaWarning(UserWarning):
 
 class PolicyKeyWarning(PyrulaWarning):
     """A policy's key names no parameter of its workflow, so that all runs would share the bucket ""."""
+
+
+class PlainCallWarning(PyrulaWarning):
+    """A body calls a step like any function: it isn't journaled, so it runs again at each replay."""
 
 
 def _cause(error_type: str, message: str) -> str:

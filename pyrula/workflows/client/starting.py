@@ -29,6 +29,7 @@ from pyrula.workflows.codec import encode_message
 from pyrula.workflows.definition import WorkflowDefinition, find_definition
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.model import MAX_VALUE
+from pyrula.workflows.naming import names_checked
 from pyrula.workflows.params import Params, encode_unchecked
 from pyrula.workflows.stamps import stamp_of
 from pyrula.workflows.store.messages import Message
@@ -44,6 +45,7 @@ R = TypeVar("R")
 _UNBOUND_SECONDS: Final = 30.0
 
 
+@names_checked
 class WorkflowClient(TriggerCalls):
     """Starts runs and talks to them. Needs only the store that the workers use, and opens it when first used.
 

@@ -10,6 +10,7 @@ the run writes its journal, starts a step or sends a message.
 
 import asyncio
 import logging
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar
 from functools import partial
@@ -18,12 +19,18 @@ from typing import Any, Final
 
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import dumps, loads
-from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, watch_plain_calls
 from pyrula.workflows.engine.host import UNTIL_DURABLE, FeedingHost, Host, Outcome, Output, RunHost, Status
 from pyrula.workflows.engine.parts import CrewLike, DeskLike, DriveLike
 from pyrula.workflows.engine.places import still_armed
 from pyrula.workflows.engine.remains import Remains
-from pyrula.workflows.errors import LeaseLost, NonDeterminismError, PyrulaError, SerializationError
+from pyrula.workflows.errors import (
+    LeaseLost,
+    NonDeterminismError,
+    PlainCallWarning,
+    PyrulaError,
+    SerializationError,
+)
 from pyrula.workflows.model import MAX_ENTRIES, MAX_JOURNAL
 from pyrula.workflows.replay.journal import Entry, Journal
 from pyrula.workflows.replay.machine import Machine
@@ -298,6 +305,20 @@ class Run:
                 )
         if self.stopped is not None:
             await self.refuse()
+
+
+def _on_plain_call(step: StepDefinition[..., Any]) -> None:
+    run = RUN.get()
+    if run is not None:
+        warnings.warn(
+            f"workflow {run.definition.name!r} calls step `{step.name}` like any function, so that it isn't journaled "
+            f"and runs again at each replay: write `await ctx.step({step.name}, ...)`",
+            PlainCallWarning,
+            stacklevel=3,
+        )
+
+
+watch_plain_calls(_on_plain_call)
 
 
 def under_alarm(run: Run) -> NonDeterminismError:

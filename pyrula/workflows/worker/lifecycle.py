@@ -20,6 +20,7 @@ from pyrula.workflows.egress import EgressBuffer, EgressEvent
 from pyrula.workflows.errors import BackpressureRejected, ConfigurationError, StoreUnavailable
 from pyrula.workflows.execution import Output
 from pyrula.workflows.loops import give_back, prepare
+from pyrula.workflows.naming import names_checked
 from pyrula.workflows.signals import process_signals
 from pyrula.workflows.store.messages import Wait, earliest
 from pyrula.workflows.store.runs import RunStore
@@ -42,6 +43,7 @@ _GRACE_SECONDS: Final = 5.0
 _RETRY_OPEN_SECONDS: Final = 1.0
 
 
+@names_checked
 class WorkflowWorker:
     """Executes submitted runs of these workflows.
 

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from pyrula.workflows.egress import Egress
 from pyrula.workflows.errors import ConfigurationError
+from pyrula.workflows.naming import meant
 
 __all__ = ["WorkerOptions"]
 
@@ -75,7 +76,7 @@ def _told(error: ValidationError) -> str:
     told = []
     for wrong in error.errors(include_url=False, include_context=False, include_input=False):
         name = ".".join(map(str, wrong["loc"]))
-        known = ", ".join(WorkerOptions.model_fields)
-        text = f"no such option (there are: {known})" if wrong["type"] == "extra_forbidden" else wrong["msg"]
+        hint = meant(name, WorkerOptions.model_fields) or f" (there are: {', '.join(WorkerOptions.model_fields)})"
+        text = f"no such option{hint}" if wrong["type"] == "extra_forbidden" else wrong["msg"]
         told.append(f"{name}: {text}" if name else text)
     return "; ".join(told)

@@ -12,6 +12,7 @@ from typing import Literal
 
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.errors import ConfigurationError, LeaseLost, StaleToken, StoreError, StoreUnavailable
+from pyrula.workflows.naming import names_checked
 from pyrula.workflows.store.messages import Lease
 from pyrula.workflows.store.port import Batch, Claim, Row, Token
 from pyrula.workflows.store.runs import Beat
@@ -20,7 +21,7 @@ from pyrula.workflows.store.valkey.address import Address
 from pyrula.workflows.store.valkey.appender import Appender, lost
 from pyrula.workflows.store.valkey.checks import check_server, parse_info
 from pyrula.workflows.store.valkey.link import Meaning, meaning
-from pyrula.workflows.store.valkey.record_runs import ValkeyRecords
+from pyrula.workflows.store.valkey.record_lanes import ValkeyLanes
 from pyrula.workflows.store.valkey.route import Route
 from pyrula.workflows.store.valkey.run_backfills import ValkeyBackfills
 from pyrula.workflows.store.valkey.run_batches import ValkeyBatches
@@ -44,7 +45,8 @@ _PAGE_ROWS = b"1000"
 _PAGE_BUCKETS = 8
 
 
-class ValkeyStore(ValkeyRecords, ValkeySchedules, ValkeyListing, ValkeyBackfills, ValkeyBatches, ValkeyStanding):
+@names_checked
+class ValkeyStore(ValkeyLanes, ValkeySchedules, ValkeyListing, ValkeyBackfills, ValkeyBatches, ValkeyStanding):
     """A SourceStore and RunStore on Valkey >= 7.2 or Redis >= 7.2.
 
     A request is given ``timeout`` seconds, and sent again for ``retry_for`` seconds before StoreUnavailable. With TLS,
