@@ -40,6 +40,9 @@ __all__ = ["WorkflowClient"]
 
 logger = logging.getLogger("pyrula.client")
 
+_UNKNOWN_TOLD: Final = 1_000
+"""So many names that aren't imported are logged by one client."""
+
 R = TypeVar("R")
 
 _UNBOUND_SECONDS: Final = 30.0
@@ -313,7 +316,8 @@ class WorkflowClient(TriggerCalls):
         self._unbound[pair] = time.monotonic()
 
     def _tell_unknown(self, name: str) -> None:
-        if name not in self._unknown:
+        # bounded, since over HTTP anybody may make up names
+        if name not in self._unknown and len(self._unknown) < _UNKNOWN_TOLD:
             self._unknown.add(name)
             logger.warning(
                 "workflow %r isn't imported in this process: its runs are submitted unchecked, without version and "
