@@ -35,7 +35,7 @@ CHECKS: list[Any] = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-EXAMPLES = 8
+EXAMPLES = 5
 SPECIAL = ("/http_charge/runs", "/http_charge/stream", "/http_fails/stream")
 
 
