@@ -10,9 +10,9 @@ from pyrula.workflows.errors import LeaseLost, StaleToken
 from pyrula.workflows.store.memory_backfills import KeptBackfill, MemoryBackfills
 from pyrula.workflows.store.memory_batches import MemoryBatches
 from pyrula.workflows.store.memory_board import Board
+from pyrula.workflows.store.memory_lanes import MemoryLanes
 from pyrula.workflows.store.memory_listing import MemoryListing
 from pyrula.workflows.store.memory_record_runs import RecordRuns
-from pyrula.workflows.store.memory_records import MemoryRecords
 from pyrula.workflows.store.memory_schedules import MemorySchedules
 from pyrula.workflows.store.memory_standing import MemoryStanding
 from pyrula.workflows.store.port import MAX_POSITION, Batch, Claim, Row, Token
@@ -34,7 +34,7 @@ class _Source:
 
 
 class MemoryStore(
-    MemoryRecords, MemorySchedules, MemoryListing, MemoryBackfills, MemoryBatches, MemoryStanding
+    MemoryLanes, MemorySchedules, MemoryListing, MemoryBackfills, MemoryBatches, MemoryStanding
 ):
     """A SourceStore and RunStore that forgets everything with the process.
 
@@ -64,6 +64,12 @@ class MemoryStore(
 
     def check_token(self, source: bytes, token: Token) -> None:
         self._held(source, token)
+
+    def below_of(self, source: bytes) -> int:
+        return self._sources[source].below or 0
+
+    def drop_rows(self, source: bytes, position: int) -> None:
+        self._sources[source].rows.pop(position, None)
 
     def rows_of(self, source: bytes, position: int) -> tuple[tuple[int, bytes], ...]:
         found = self._sources.get(source)

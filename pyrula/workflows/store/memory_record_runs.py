@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pyrula.workflows.store.lanes import HANDED_OVER
 from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
 from pyrula.workflows.store.memory_board import Board
 from pyrula.workflows.store.messages import MAX_UNREAD, Applied, Child, Delivered, Message, Unread, Wait
@@ -55,6 +56,8 @@ class Address:
     news: int = 0
     board: dict[int, int] = field(default_factory=dict)
     questions: dict[str, tuple[Query, float]] = field(default_factory=dict)
+    lanes: dict[bytes, tuple[int, str]] = field(default_factory=dict)
+    """Floor and head of each."""
 
 
 class RecordRuns:
@@ -81,6 +84,22 @@ class RecordRuns:
             raise RunNotFoundError(str(record))
         return address
 
+    def is_live(self, run_id: str) -> bool:
+        """Whether a run that was handed over hasn't ended."""
+        chain = self.board.chains.get(run_id)
+        return chain is not None and not chain.finished
+
+    def is_elsewhere(self, record: RecordId) -> bool:
+        """Whether it was handed over. One that ended may be of a former record of that position, as with `see`."""
+        self.board.expire()
+        run_id = str(record)
+        if run_id not in self.board.chains:
+            return False
+        address = self.addresses.get((record.shard, record.address))
+        if self.is_live(run_id) or address is None:
+            return True
+        return record.position < address.below or address.board.get(record.position) == HANDED_OVER
+
     def see(self, record: RecordId) -> Record | None:
         """None if there may be such a run of which nothing is known."""
         self.expire()
@@ -99,7 +118,7 @@ class RecordRuns:
     def pass_on(self, run_id: str, message: Message) -> None:
         """A child's result, to the run of a record that may be gone."""
         record = RecordId.parse(run_id)
-        if record is not None:
+        if record is not None and not self.is_elsewhere(record):
             with suppress(RunNotFoundError, RunFinishedError):
                 self.put(record, message)
 
@@ -188,6 +207,8 @@ class RecordRuns:
     def write(self, change: RecordChange) -> bool:
         """A change; its rows are written by who has the journal, if this is no repetition (False)."""
         record, now = change.run_id, self.board.now()
+        if self.is_elsewhere(record):
+            return False
         try:
             run = self.see(record)
         except RunNotFoundError:

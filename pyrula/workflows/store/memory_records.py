@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from pyrula.workflows.store.history import History
+from pyrula.workflows.store.lanes import HANDED_OVER
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.memory_board import Board
 from pyrula.workflows.store.memory_holders import MemoryRunHolder
@@ -38,17 +39,22 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         """The shard that all keys of this source lie on."""
         raise NotImplementedError
 
+    def _here(self, run_id: str) -> RecordId | None:
+        """None for what `MemoryRunHolder` knows: a submitted run, or one that was handed over."""
+        record = RecordId.parse(run_id)
+        return None if record is None or self._records.is_elsewhere(record) else record
+
     # the client's side
 
     def _deliver(self, run_id: str, message: Message) -> Delivered:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             return super()._deliver(run_id, message)
         check_size(f"the {message.kind} {message.name!r}", message.payload)
         return self._records.put(record, message)
 
     async def status(self, run_id: str) -> RunStatus:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             return await super().status(run_id)
         await asyncio.sleep(0)
@@ -56,7 +62,7 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         return (await locate(self, run_id)).status if run is None else run.status
 
     async def result(self, run_id: str) -> Result | None:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             return await super().result(run_id)
         await asyncio.sleep(0)
@@ -66,7 +72,7 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         return Result(run_id, run.status, run.value, run.error) if run is not None and run.ended else None
 
     async def read_update(self, run_id: str, update_id: str) -> Applied | None:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             return await super().read_update(run_id, update_id)
         await asyncio.sleep(0)
@@ -75,7 +81,7 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         return None if found is None else found[0]
 
     async def detail(self, run_id: str) -> RunDetail:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             return await super().detail(run_id)
         await asyncio.sleep(0)
@@ -105,27 +111,27 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         )
 
     async def origin(self, run_id: str) -> Origin:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             return await super().origin(run_id)
         return Origin(self._records.address_of(record).registration.name, "")
 
     async def events(self, run_id: str) -> list[bytes]:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             return await super().events(run_id)
         run = self._records.see(record)
         return list((await locate(self, run_id)).events if run is None else run.events)
 
     async def events_of(self, run_id: str, start: int) -> list[bytes]:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             return await super().events_of(run_id, start)
         run = self._records.runs.get(record)
         return [] if run is None else run.events[start:]
 
     async def history(self, run_id: str) -> History:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             return await super().history(run_id)
         detail = await self.detail(run_id)
@@ -135,7 +141,7 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         )
 
     async def unpause(self, run_id: str) -> RunStatus:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             return await super().unpause(run_id)
         run = self._records.see(record)
@@ -147,7 +153,7 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         return await self._go_on(record, run, dropped, "is {}, not paused")
 
     async def retry(self, run_id: str) -> RunStatus:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             return await super().retry(run_id)
         run = self._records.see(record)
@@ -167,7 +173,7 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         return run.status
 
     async def ask(self, run_id: str, query: Query, *, seconds: float) -> None:
-        record = RecordId.parse(run_id)
+        record = self._here(run_id)
         if record is None:
             await super().ask(run_id, query, seconds=seconds)
             return
@@ -187,11 +193,26 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         address = self._records.addresses.get(key)
         if address is None or address.incarnation != token.incarnation or registration.over == "everything":
             news = 0 if address is None else address.news
+            lanes = {} if address is None else address.lanes
             address = self._records.addresses[key] = Address(registration, token.incarnation, registration.below, news)
+            floors = {lane: -1 if registration.over == "everything" else floor for lane, (floor, _) in lanes.items()}
+            address.lanes = {
+                lane: (floors[lane], head) for lane, (_, head) in lanes.items() if self._records.is_live(head)
+            }
         elif registration.over == "ended":
-            address.board = {position: count for position, count in address.board.items() if count != ENDED}
+            address.lanes = {lane: kept for lane, kept in address.lanes.items() if self._records.is_live(kept[1])}
+            address.board = {
+                position: count
+                for position, count in address.board.items()
+                if count != ENDED
+                and not (count == HANDED_OVER and not self._records.is_live(self._id(key, token, position)))
+            }
         address.registration, address.below = registration, registration.below
         return dict(address.board)
+
+    @staticmethod
+    def _id(key: tuple[int, str], token: Token, position: int) -> str:
+        return str(RecordId(*key, position, token.incarnation))
 
     async def news(self, shard: int, addresses: Sequence[str]) -> list[int]:
         await asyncio.sleep(0)
@@ -220,6 +241,8 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         await asyncio.sleep(0)
         self.check_token(registration.source, token)
         run = self._records.runs.get(run_id)
+        if self._records.is_elsewhere(run_id):
+            return
         if run is None or not run.ended:
             self._records.runs.pop(run_id, None)
             self._records.gone[run_id] = self._board.now() + GONE_SECONDS
@@ -235,6 +258,11 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         address.below = below
         for position in positions:
             address.board.pop(position, None)
+        address.lanes = {
+            lane: (floor, head)
+            for lane, (floor, head) in address.lanes.items()
+            if floor >= below or self._records.is_live(head)
+        }
 
     async def take_questions(self, shard: int, address: str) -> tuple[Query, ...]:
         await asyncio.sleep(0)

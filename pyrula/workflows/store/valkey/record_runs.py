@@ -34,6 +34,7 @@ from pyrula.workflows.store.valkey import keys
 from pyrula.workflows.store.valkey.record_scripts import record_script
 from pyrula.workflows.store.valkey.record_wire import AddressKeys, record_keys
 from pyrula.workflows.store.valkey.run_holders import ValkeyRunHolder
+from pyrula.workflows.store.valkey.run_keys import structures
 from pyrula.workflows.store.valkey.run_link import check_size
 from pyrula.workflows.store.valkey.run_wire import (
     message_arguments,
@@ -44,6 +45,9 @@ from pyrula.workflows.store.valkey.run_wire import (
     read_waits,
     seconds_of,
 )
+
+ELSEWHERE = [b"elsewhere"]
+"""A look at a run that was handed over: it is one of those that `ValkeyRunHolder` knows."""
 
 _TTL = b"%d" % (30 * 24 * 3600)
 
@@ -68,7 +72,10 @@ class ValkeyRecords(ValkeyRunHolder):
             return await super()._deliver(run_id, message)
         check_size(f"the {message.kind} {message.name!r}", message.payload)
         told = [*message_arguments(message)]
-        verdict, status, applied, open_ids = await self._put(record, told)
+        found = await self._put(record, told)
+        if found is None:
+            return await super()._deliver(run_id, message)
+        verdict, status, applied, open_ids = found
         match verdict:
             case b"finished":
                 raise RunFinishedError(run_id, status, f"has ended as {status}")
@@ -79,7 +86,10 @@ class ValkeyRecords(ValkeyRunHolder):
         answered = read_applied(message.id, applied) if message.kind == "update" else None
         return Delivered(run_id, status, verdict == b"dup", answered)
 
-    async def _put(self, record: RecordId, message: Sequence[bytes]) -> tuple[bytes, RunStatus, bytes, Sequence[bytes]]:
+    async def _put(
+        self, record: RecordId, message: Sequence[bytes]
+    ) -> tuple[bytes, RunStatus, bytes, Sequence[bytes]] | None:
+        """None if the run was handed over."""
         address, names = self._of(record)
         arguments = [
             self._runs.channel,
@@ -93,6 +103,8 @@ class ValkeyRecords(ValkeyRunHolder):
             encode_event("cancel_requested", self._runs.now()),
         ]
         verdict, *rest = await self._run("deliver", [address.stream, address.board, *names], arguments)
+        if verdict == b"elsewhere":
+            return None
         if verdict == b"missing":
             raise RunNotFoundError(str(record))
         status = read_status(rest[0])
@@ -118,6 +130,8 @@ class ValkeyRecords(ValkeyRunHolder):
         if record is None:
             return await super().status(run_id)
         found = await self._see(record, b"status")
+        if found == ELSEWHERE:
+            return await super().status(run_id)
         return (await self._locate(record)).status if found is None else read_status(found[0])
 
     async def result(self, run_id: str) -> Result | None:
@@ -125,6 +139,8 @@ class ValkeyRecords(ValkeyRunHolder):
         if record is None:
             return await super().result(run_id)
         found = await self._see(record, b"result")
+        if found == ELSEWHERE:
+            return await super().result(run_id)
         if found is None:
             await self._put(record, [b"", b"", b"", b""])
             return None
@@ -136,7 +152,8 @@ class ValkeyRecords(ValkeyRunHolder):
         record = RecordId.parse(run_id)
         if record is None:
             return await super().read_update(run_id, update_id)
-        await self._see(record, b"status")
+        if await self._see(record, b"status") == ELSEWHERE:
+            return await super().read_update(run_id, update_id)
         _, (_, _, _, met, _, _) = self._of(record)
         return read_applied(update_id, await self._runs.funnel.ask(b"HGET", met, b"update:" + update_id.encode()))
 
@@ -145,6 +162,8 @@ class ValkeyRecords(ValkeyRunHolder):
         if record is None:
             return await super().detail(run_id)
         found = await self._see(record, b"detail")
+        if found == ELSEWHERE:
+            return await super().detail(run_id)
         if found is None:
             return await self._unwritten(record)
         status, attempt, cancel, waits, unread, extras, fields = found
@@ -215,13 +234,18 @@ class ValkeyRecords(ValkeyRunHolder):
         record = RecordId.parse(run_id)
         if record is None:
             return await super().events(run_id)
-        if await self._see(record, b"status") is None:
+        found = await self._see(record, b"status")
+        if found == ELSEWHERE:
+            return await super().events(run_id)
+        if found is None:
             return list((await self._locate(record)).events)
         return await self.events_of(run_id, 0)
 
     async def history(self, run_id: str) -> History:
         record = RecordId.parse(run_id)
         if record is None:
+            return await super().history(run_id)
+        if await self._see(record, b"status") == ELSEWHERE:
             return await super().history(run_id)
         detail = await self.detail(run_id)
         rows: dict[int, bytes] = {}
@@ -247,7 +271,10 @@ class ValkeyRecords(ValkeyRunHolder):
         record = RecordId.parse(run_id)
         if record is None:
             return await super().unpause(run_id)
-        verdict, status = await self._go_on(record, "unpause", encode_event("unpaused", self._runs.now()))
+        found = await self._go_on(record, "unpause", encode_event("unpaused", self._runs.now()))
+        if found is None:
+            return await super().unpause(run_id)
+        verdict, status = found
         if verdict == b"refused":
             raise TransitionRefused(run_id, status, f"is {status}, not paused")
         return status
@@ -256,12 +283,16 @@ class ValkeyRecords(ValkeyRunHolder):
         record = RecordId.parse(run_id)
         if record is None:
             return await super().retry(run_id)
-        verdict, status = await self._go_on(record, "retry", encode_event("unpaused", self._runs.now()))
+        found = await self._go_on(record, "retry", encode_event("unpaused", self._runs.now()))
+        if found is None:
+            return await super().retry(run_id)
+        verdict, status = found
         if verdict == b"refused":
             raise TransitionRefused(run_id, status, no_retry(run_id, status))
         return status
 
-    async def _go_on(self, record: RecordId, verb: str, event: bytes) -> tuple[bytes, RunStatus]:
+    async def _go_on(self, record: RecordId, verb: str, event: bytes) -> tuple[bytes, RunStatus] | None:
+        """None if the run was handed over."""
         address, (hash_key, events, inbox, *_) = self._of(record)
         arguments = [
             self._runs.channel,
@@ -272,6 +303,8 @@ class ValkeyRecords(ValkeyRunHolder):
             event,
         ]
         verdict, *rest = await self._run("verb", [address.stream, address.board, hash_key, events, inbox], arguments)
+        if verdict == b"elsewhere":
+            return None
         if verdict == b"missing":
             return b"refused", (await self._locate(record)).status
         return verdict, read_status(rest[0])
@@ -292,8 +325,11 @@ class ValkeyRecords(ValkeyRunHolder):
             query.payload,
             b"%d" % (seconds * 1e6),
         ]
-        if not await self._run("ask", [address.stream, address.questions, names[0], address.board], arguments):
+        asked = await self._run("ask", [address.stream, address.questions, names[0], address.board], arguments)
+        if asked == 0:
             raise RunNotFoundError(run_id)
+        if asked == 2:
+            await super().ask(run_id, query, seconds=seconds)
 
     # the holder's side
 
@@ -311,10 +347,16 @@ class ValkeyRecords(ValkeyRunHolder):
             b"%d" % token.incarnation,
             _TTL,
             registration.over.encode(),
+            b"%02x-%b-" % (shard, registration.address.encode()),
+            b"" if token.incarnation == 1 else b".%d" % token.incarnation,
         ]
-        found = await self._run("register", [source_key, address.stream, address.board], arguments)
+        found = await self._run(
+            "register",
+            [source_key, address.stream, address.board, address.lanes, structures(self._runs.namespace, shard)[0]],
+            arguments,
+        )
         if found == [b"lost"]:
-            raise _lost(registration, token)
+            raise lost(registration, token)
         return _board(found)
 
     def _source(self, source: bytes) -> tuple[bytes, int]:
@@ -336,7 +378,7 @@ class ValkeyRecords(ValkeyRunHolder):
             found = await self._see(run_id, b"held", seen)
         except RunNotFoundError:
             return None
-        if found is None:
+        if found is None or found == ELSEWHERE:
             return None
         status, restarts, messages, extras = found
         return RecordState(read_status(status), restarts, read_messages(messages), read_extras(extras)[0])
@@ -352,7 +394,7 @@ class ValkeyRecords(ValkeyRunHolder):
             b"%d" % GONE_SECONDS,
         ]
         if not await self._run("forget", [source_key, address.board, *names], arguments):
-            raise _lost(registration, token)
+            raise lost(registration, token)
 
     async def pass_records(
         self, registration: Registration, token: Token, below: int, positions: Sequence[int]
@@ -360,8 +402,9 @@ class ValkeyRecords(ValkeyRunHolder):
         source_key, shard = self._source(registration.source)
         address = AddressKeys(self._runs.namespace, shard, registration.address)
         told = [str(token).encode(), b"%d" % below, _TTL, *(b"%d" % position for position in positions)]
-        if not await self._run("pass", [source_key, address.stream, address.board], told):
-            raise _lost(registration, token)
+        names = [source_key, address.stream, address.board, address.lanes]
+        if not await self._run("pass", [*names, structures(self._runs.namespace, shard)[0]], told):
+            raise lost(registration, token)
 
     async def take_questions(self, shard: int, address: str) -> tuple[Query, ...]:
         questions = AddressKeys(self._runs.namespace, shard, address).questions
@@ -382,5 +425,5 @@ def _board(flat: Sequence[bytes]) -> dict[int, int]:
     return {int(position): int(count) for position, count in zip(flat[::2], flat[1::2], strict=True)}
 
 
-def _lost(registration: Registration, token: Token) -> LeaseLost:
+def lost(registration: Registration, token: Token) -> LeaseLost:
     return LeaseLost(f"source {registration.source.hex()} is not held with token {token} any more")

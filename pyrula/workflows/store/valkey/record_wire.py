@@ -19,15 +19,17 @@ _LETTERS = {"ok": b"o", "error": b"e", "rejected": b"r"}
 
 
 class AddressKeys:
-    """`stream` is what a source was registered with, `board` its addressed runs, `questions` what is asked of them."""
+    """`stream` is what a source was registered with, `board` its addressed runs, `questions` what is asked of them,
+    `lanes` those of which a record was handed over."""
 
-    __slots__ = ("board", "questions", "stream")
+    __slots__ = ("board", "lanes", "questions", "stream")
 
     def __init__(self, namespace: str, shard: int, address: str) -> None:
         prefix, text = tag(namespace, shard), address.encode()
         self.stream = b"%bs:%b" % (prefix, text)
         self.board = b"%bn:%b" % (prefix, text)
         self.questions = b"%bo:%b" % (prefix, text)
+        self.lanes = b"%bf:%b" % (prefix, text)
 
 
 def record_keys(namespace: str, record: RecordId) -> tuple[bytes, ...]:

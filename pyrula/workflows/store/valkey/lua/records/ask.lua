@@ -4,10 +4,13 @@
 -- KEYS  1  the address's hash, 2  its questions, 3  the run's hash, 4  the address's board
 -- ARGV  1..4  channel, id, position, incarnation
 --       5..8  id, name, payload of the question, microseconds that it stays
--- reply    1, or 0 if there can't be such a run
+-- reply    1, 0 if there can't be such a run, 2 if it was handed over
 local channel, id, position, incarnation = arg(), arg(), count(), arg()
 local question, name, payload, stay = arg(), arg(), arg(), count()
 local stored = redis.call('HMGET', KEYS[1], 'incarnation', 'below', 'worker')
+if elsewhere(KEYS[3], KEYS[4], position, stored[2]) then
+  return 2
+end
 if not load(KEYS[3], KEYS[4], position, stored[2]) then
   local gone = redis.call('HEXISTS', KEYS[3], 'gone') == 1
   if gone or stored[1] ~= incarnation or position < tonumber(stored[2]) then

@@ -33,6 +33,9 @@ if stored[2] then
 end
 redis.call('HSET', source, 'seq', sending)
 local about = redis.call('HMGET', stream, 'name', 'version', 'metadata', 'below')
+if elsewhere(hash, board, position, about[4]) then
+  return 1
+end
 local state = load(hash, board, position, about[4])
 if not state then
   state = begin({hash, events, inbox, met, consumed, extras}, about)

@@ -8,7 +8,7 @@
 --       5..8  kind ('' for none), id, name, payload of the message
 --       9..11 most unread messages, most runs on the board, seconds to live
 --       12    event of a cancel's request
--- reply    {verdict, status, '' or an update's answer, open interrupts}, verdict one of ok, dup, finished, waiting (not
+-- reply    {'elsewhere'} for a run that was handed over, else {verdict, status, '' or an update's answer, open interrupts}, verdict one of ok, dup, finished, waiting (not
 --          on this interrupt), full, crowded, missing
 --
 -- Keeps: one message of an id; one resume of an interrupt.
@@ -17,6 +17,9 @@ local channel, id, position, incarnation = arg(), arg(), arg(), arg()
 local kind, message, name, payload = arg(), arg(), arg(), arg()
 local most, crowd, ttl, event = count(), count(), arg(), arg()
 local about = redis.call('HMGET', stream, 'name', 'version', 'metadata', 'worker', 'incarnation', 'below')
+if elsewhere(hash, board, position, about[6]) then
+  return {'elsewhere'}
+end
 local state = load(hash, board, position, about[6])
 local function answer(verdict, applied, open)
   return {verdict, state.s, applied or '', open or {}}

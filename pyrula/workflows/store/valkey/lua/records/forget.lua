@@ -9,6 +9,9 @@ local token, channel, id, position, seconds = arg(), arg(), arg(), arg(), arg()
 if redis.call('HGET', KEYS[1], 'token') ~= token then
   return 0
 end
+if elsewhere(KEYS[3], KEYS[2], position) then
+  return 1
+end
 local state = load(KEYS[3], KEYS[2], position)
 if not state or not ENDED[state.s] then
   redis.call('UNLINK', unpack(KEYS, 3, 8))

@@ -53,6 +53,16 @@ local function begin(keys, about)
   return {s = 'queued', q = 0, c = 0, u = 0, h = '', n = 0, a = 1}
 end
 
+-- Whether the run was handed over: then the scripts of submitted runs know of it. One that ended may be of a former record
+-- of that position, as with `load`.
+local function elsewhere(hash, board, position, below)
+  local found = redis.call('HMGET', hash, 'handed', 'rec')
+  if not found[1] or not found[2] then
+    return found[1]
+  end
+  return tonumber(position) < tonumber(below or 0) or redis.call('HGET', board, position) == '-2'
+end
+
 -- Messages numbered above `seen`, as {number, kind, id, name, payload, time}, up to 4 MiB.
 local function unread(inbox, state, seen)
   local found, numbers, size = {}, {}, 0

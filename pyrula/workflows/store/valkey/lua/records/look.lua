@@ -5,11 +5,14 @@
 -- ARGV  1  'status', 'result', 'held' or 'detail'
 --       2  for 'held': messages numbered above this
 --       3, 4  incarnation, position
--- reply    {} if there can't be such a run; {''} if there may be one of which nothing is known; else {status}, for a
+-- reply    {'elsewhere'} for a run that was handed over; {} if there can't be such a run; {''} if there may be one of which nothing is known; else {status}, for a
 --          result of an ended run {status, value, error}, for a held one {status, how often it was to go on, messages,
 --          extras}, for a detail {status, attempt, cancel asked for, waits, messages, extras, fields of the hash}
 local what, seen, incarnation, position = arg(), count(), arg(), count()
 local stored = redis.call('HMGET', KEYS[4], 'incarnation', 'below')
+if elsewhere(KEYS[1], KEYS[5], position, stored[2]) then
+  return {'elsewhere'}
+end
 local state = load(KEYS[1], KEYS[5], position, stored[2])
 if not state then
   local gone = redis.call('HEXISTS', KEYS[1], 'gone') == 1

@@ -1,11 +1,11 @@
 #!lua
 -- Makes the runs of a source's records reachable.
 --
--- KEYS  1  the source's hash, 2  the address's hash, 3  its board
+-- KEYS  1  the source's hash, 2  the address's hash, 3  its board, 4  its lanes, 5  the shard's unfinished runs
 -- ARGV  1  token
 --       2..7  source in hexadecimal, name, version, worker, metadata, below
 --       8  incarnation, 9  seconds to live, 10  what of the board is of records that are no more: nothing, ended or
---          everything
+--          everything; 11, 12  what the ids of its runs have before and behind the position
 -- reply    the board, flat, or {'lost'} if the token is another one
 --
 -- Keeps: nobody but the source's holder is told of its runs.
@@ -13,14 +13,27 @@ if redis.call('HGET', KEYS[1], 'token') ~= arg() then
   return {'lost'}
 end
 local source, name, version, worker, metadata, below = arg(), arg(), arg(), arg(), arg(), arg()
-local incarnation, ttl, over = arg(), arg(), arg()
+local incarnation, ttl, over, first, last = arg(), arg(), arg(), arg(), arg()
 if over == 'everything' or (redis.call('HGET', KEYS[2], 'incarnation') or incarnation) ~= incarnation then
   redis.call('UNLINK', KEYS[3])
 elseif over == 'ended' then
   local board = redis.call('HGETALL', KEYS[3])
   for place = 1, #board, 2 do
-    if board[place + 1] == '-1' then
+    local gone = board[place + 1] == '-2' and redis.call('HEXISTS', KEYS[5], first .. board[place] .. last) == 0
+    if gone or board[place + 1] == '-1' then
       redis.call('HDEL', KEYS[3], board[place])
+    end
+  end
+end
+if over ~= 'nothing' then
+  -- a lane that is away goes on; if the log is another one its floor means nothing there
+  local lanes = redis.call('HGETALL', KEYS[4])
+  for place = 1, #lanes, 2 do
+    local head = string.match(lanes[place + 1], '^-?%d+ (.+)$')
+    if redis.call('HEXISTS', KEYS[5], head) == 0 then
+      redis.call('HDEL', KEYS[4], lanes[place])
+    elseif over == 'everything' then
+      redis.call('HSET', KEYS[4], lanes[place], '-1 ' .. head)
     end
   end
 end
