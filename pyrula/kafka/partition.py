@@ -162,6 +162,9 @@ class Attending(Protocol):
 class Partition:
     """A partition that this process has been assigned, from the first record read to the last commit."""
 
+    # As a host of runs: nobody talks to them here.
+    park_after = None
+
     def __init__(
         self,
         tp: TopicPartition,
@@ -350,7 +353,7 @@ class Partition:
 
     def durable(self, run: Execution) -> Awaitable[None] | None:
         """Host of runs: None when every row of the run is acknowledged, else what to await; raises LeaseLost there."""
-        flush = cast(Flush | None, run.flush)
+        flush: Flush | None = run.flush
         if monotonic() > self._standing.until:
             return self._proved(flush)
         if flush is None or (flush.done and flush.error is None):

@@ -38,8 +38,10 @@ from pyrula.workflows.group_commit import Flush
 
 log = logging.getLogger("pyrula.kafka")
 
-# After so many bodies in one go the loop's other tasks run (fetches, heartbeats, flushes).
-BURST = 64
+# After so many bodies in one go, or so many seconds, the loop's other tasks run (fetches, heartbeats, flushes). With
+# too few of them the cost of a flush is shared by few rows, with too many nothing is done while a flush is under way.
+BURST = 128
+PASS_SECONDS = 0.005
 # Records of one partition served before the next partition's turn.
 TURN = 16
 
@@ -211,7 +213,8 @@ class Replayers:
             return
         while self._settled:
             self._end_riders(*self._settled.popleft())
-        left = self._start(self._go_on(BURST))
+        deadline = monotonic() + PASS_SECONDS
+        left = self._start(self._go_on(BURST, deadline), deadline)
         if left <= 0:
             self._schedule()
 
@@ -237,10 +240,15 @@ class Replayers:
             else:
                 self.offer(partition)
 
-    def _go_on(self, left: int) -> int:
+    def _go_on(self, left: int, deadline: float) -> int:
         """Let bodies go on whose rows are durable, so many of them at most. Answers how many more there may be."""
         rested = self._rested
-        while rested and left > 0 and self._may_act():
+        while rested and left > 0:
+            now = monotonic()
+            if now > deadline:
+                return 0
+            if not self._may_act(now):
+                break
             run = rested.popleft()
             replayer = run.drive
             assert type(replayer) is Replayer or replayer is None
@@ -263,9 +271,9 @@ class Replayers:
                 self._broken(run, replayer, error)
         return left
 
-    def _may_act(self) -> bool:
+    def _may_act(self, now: float) -> bool:
         """Whether the group surely still has us; else all begins anew when it has answered."""
-        if monotonic() <= self.standing.until:
+        if now <= self.standing.until:
             return True
         if not self._watching:
             self._watching = True
@@ -276,7 +284,7 @@ class Replayers:
         self._watching = False
         self._schedule()
 
-    def _start(self, left: int) -> int:
+    def _start(self, left: int, deadline: float) -> int:
         """Start heads of lanes, so many at most. Answers how many more there may be."""
         rotation, full = self._rotation, 0
         while full < len(rotation) and left > 0 and not self.halted and not self.solitude.wanted:
@@ -290,8 +298,13 @@ class Replayers:
                 rotation.rotate(-1)
                 full += 1
                 continue
+            now = monotonic()
+            if now > deadline:
+                return 0
+            if not self._may_act(now):
+                break
             replayer = self._replayer()
-            if replayer is None or not self._may_act():
+            if replayer is None:
                 break
             full = 0
             left -= self._serve(partition, min(most, left, TURN), replayer)
@@ -332,12 +345,14 @@ class Replayers:
                     self._failed_to_run(partition, head, error)
                 if present.run is not None or present.called.done():
                     _leave_task(loop, present.task)
+                    self._give_back(present)
                     present = self._replayer()
                     if present is not None:
                         _enter_task(loop, present.task)
         finally:
             if present is not None:
                 _leave_task(loop, present.task)
+                self._give_back(present)
             if at_once:
                 self._completed(partition, at_once)
         return taken
@@ -383,13 +398,11 @@ class Replayers:
             return False
         self._count(partition, 1)
         partition.waiting += 1
-        self._free.remove(replayer)
         replayer.head = partition, head
         replayer.called.set_result(None)
         return True
 
     def _suspended(self, run: RecordRun, replayer: Replayer) -> None:
-        self._free.remove(replayer)
         replayer.run = run
         run.partition.running[run.origin.offset] = run
         self._wait(run, replayer)
@@ -416,7 +429,11 @@ class Replayers:
         """The body has ended."""
         run.partition.running.pop(run.origin.offset, None)
         replayer.run = None
-        if not replayer.called.done():
+        self._give_back(replayer)
+
+    def _give_back(self, replayer: Replayer) -> None:
+        """The replayer is free, unless it has a run now or its task is awake: then that says when it is."""
+        if replayer.run is None and not replayer.called.done():
             self._free.append(replayer)
 
     def _broken(self, run: RecordRun, replayer: Replayer, error: Exception) -> None:
@@ -460,12 +477,12 @@ class Replayers:
         self.offer(partition)
 
     def _replayer(self) -> Replayer | None:
-        """One that is free; it stays among them until a body suspends in it. None: there will be in the next turn."""
+        """One that is free. None: there will be in the next turn."""
         free = self._free
         while free:
-            if not free[-1].called.done():
-                return free[-1]
-            free.pop()
+            replayer = free.pop()
+            if not replayer.called.done():
+                return replayer
         for _ in range(max(1, min(len(self._tasks), self._limit + self._resting - len(self._tasks)))):
             task = self._loop.create_task(self._replay(), name=f"replayer {self.binding.name}")
             self._tasks.add(task)
@@ -475,7 +492,21 @@ class Replayers:
     async def _replay(self) -> None:
         replayer = Replayer()
         while True:
-            cancelled = await self._until_called(replayer)
+            while replayer.task.cancelling():
+                replayer.task.uncancel()
+            replayer.called = self._loop.create_future()
+            self._free.append(replayer)
+            self.wake()
+            cancelled = None
+            try:
+                await replayer.called
+            except asyncio.CancelledError as error:
+                cancelled = error
+                if replayer.run is None and replayer.head is None:
+                    if self._stopped:
+                        raise
+                    if replayer in self._free:
+                        self._free.remove(replayer)
             if replayer.head is not None:
                 partition, head = replayer.head
                 try:
@@ -558,7 +589,7 @@ class Replayers:
         mark = partition.marked.get(record.offset)
         alone = mark is not None and mark.running == "alone"
         while partition in self._partitions:
-            if not self._may_act():
+            if not self._may_act(monotonic()):
                 await self.standing.changed()
             elif self.solitude.wanted and not alone:
                 await self.solitude.open()
@@ -578,26 +609,6 @@ class Replayers:
             run.partition.running.pop(run.origin.offset, None)
             self.leave(run.partition)
             raise
-
-    async def _until_called(self, replayer: Replayer) -> asyncio.CancelledError | None:
-        """Until there is a run to wait for. Answers the cancellation that came before it could be waited for."""
-        task = replayer.task
-        while True:
-            while task.cancelling():
-                task.uncancel()
-            replayer.called = self._loop.create_future()
-            self._free.append(replayer)
-            self.wake()
-            try:
-                await replayer.called
-                return None
-            except asyncio.CancelledError as cancelled:
-                if replayer.run is not None or replayer.head is not None:
-                    return cancelled
-                if self._stopped:
-                    raise
-                if replayer in self._free:
-                    self._free.remove(replayer)
 
     async def _limited(self, run: RecordRun, cancelled: asyncio.CancelledError | None) -> Outcome:
         assert self._run_timeout is not None

@@ -22,6 +22,7 @@ from pyrula.kafka.consume import GroupConsumer
 from pyrula.kafka.deaths import CAREFUL_AT_ONCE
 from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.events import BindingHealth, BindingStats, Health, Observer
+from pyrula.kafka.garbage import collected_rarely
 from pyrula.kafka.oldest import OldestWatch
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.outputs import Outputs
@@ -117,6 +118,8 @@ class KafkaWorker:
     async def run(self) -> None:
         """Work until stop() or a signal. Raises ConfigurationError, BrokerError or StoreUnavailable at its start.
 
+        Meanwhile Python looks for cyclic garbage more rarely: gc's first threshold is 20,000, unless it is higher or 0.
+
         A process that is told to end by a signal ends: if the loop is still there 10 s after drain_timeout (a thread of
         the body's own that asyncio.run waits for, say), it is ended then.
         """
@@ -127,6 +130,7 @@ class KafkaWorker:
         forget_signals = process_signals.watch(loop, self.stop, longest)
         stalls = StallWatch(min(options.session_timeout for options in self._clusters.values()))
         stalls.start()
+        collect_as_before = collected_rarely.want()
         try:
             await self._unless_stopped(self._start())
             await self._watch()
@@ -135,6 +139,7 @@ class KafkaWorker:
             try:
                 await self._shut_down()
             finally:
+                collect_as_before()
                 stalls.stop()
                 forget_signals()
                 give_back(loop)

@@ -143,7 +143,7 @@ class StepDefinition(Generic[P, R]):
     ) -> None:
         self.fn = fn
         self.name = _name_of(fn) if name is None else _checked_text(name, "a step's name")
-        what = f"step `{self.name}`"
+        self.title = what = f"step `{self.name}`"
         _check_step_function(fn, what)
         self.retry = _DEFAULT_RETRY if retry is None else _checked(retry, f"{what}: retry", Retry)
         self.timeout = _seconds(timeout, f"{what}: timeout")

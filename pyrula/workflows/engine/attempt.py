@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Generator
 from contextvars import Context, copy_context
 from inspect import isawaitable
-from types import CoroutineType, coroutine
-from typing import Any
+from types import coroutine
+from typing import Any, Final
 
 from pyrula.workflows.definition import StepDefinition
 from pyrula.workflows.engine.exits import EXITS, OwnExit, is_interrupt
@@ -41,24 +41,31 @@ def start(run: Run, definition: _Definition, args: Any, kwargs: Any, seconds: fl
     variables = copy_context()
     if not definition.is_async:
         return False, _of_sync(run, definition, variables, args, kwargs, seconds)
+    result: list[Any] = []
     try:
-        steps, yielded = variables.run(_begin, definition.fn, args, kwargs)
-    except StopIteration as stop:
-        return True, stop.value
+        steps, yielded = variables.run(_begin, definition.fn, args, kwargs, result)
     except (asyncio.CancelledError, *EXITS) as error:
         if is_interrupt(error):
             raise
         raise OwnExit(error) from error
-    return False, _carry(run, variables, steps, yielded, seconds)
+    if yielded is _ENDED:
+        return True, result[0]
+    return False, _carry(run, variables, steps, yielded, seconds, result)
 
 
-def _begin(fn: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """In the attempt's own context: the coroutine, and what it first waits for. StopIteration if it ended."""
+_ENDED: Final = object()
+
+
+def _begin(fn: Any, args: Any, kwargs: Any, result: list[Any]) -> tuple[Any, Any]:
+    """In the attempt's own context: what is to be driven, and what it first waits for, or _ENDED."""
     RUN.set(None)
-    steps = fn(*args, **kwargs)
-    if type(steps) is not CoroutineType:
-        steps = _await(steps)
-    return steps, steps.send(None)
+    steps = _call(fn, args, kwargs, result).__await__()
+    return steps, next(steps, _ENDED)
+
+
+async def _call(fn: Any, args: Any, kwargs: Any, result: list[Any]) -> None:
+    # A result put aside costs less than one that comes with a StopIteration.
+    result.append(await fn(*args, **kwargs))
 
 
 async def _await(awaitable: Any) -> Any:
@@ -81,15 +88,16 @@ async def _of_sync(
     if not isawaitable(value):
         return value
     # A function that isn't async but gives an awaitable.
+    result: list[Any] = []
     try:
-        steps, yielded = variables.run(_begin, _await, (value,), {})
-    except StopIteration as stop:
-        return stop.value
+        steps, yielded = variables.run(_begin, _await, (value,), {}, result)
     except (asyncio.CancelledError, *EXITS) as error:
         if is_interrupt(error):
             raise
         raise OwnExit(error) from error
-    return await _carry(run, variables, steps, yielded, seconds)
+    if yielded is _ENDED:
+        return result[0]
+    return await _carry(run, variables, steps, yielded, seconds, result)
 
 
 async def _in_thread(run: Run, definition: _Definition, call: Callable[[], Any], seconds: float | None) -> Any:
@@ -129,7 +137,9 @@ def _warn_when_late(run: Run, definition: _Definition, done: "asyncio.Future[End
 
 
 @coroutine
-def _carry(run: Run, variables: Context, steps: Any, yielded: Any, seconds: float | None) -> Generator[Any, Any, Any]:
+def _carry(
+    run: Run, variables: Context, steps: Any, yielded: Any, seconds: float | None, result: list[Any]
+) -> Generator[Any, Any, Any]:
     """Awaits by hand, in the attempt's own context."""
     alarm = None if seconds is None else _Alarm(run, seconds)
     cancelled = False
@@ -144,10 +154,10 @@ def _carry(run: Run, variables: Context, steps: Any, yielded: Any, seconds: floa
                 yielded = variables.run(steps.throw, error)
             else:
                 yielded = variables.run(steps.send, None)
-    except StopIteration as stop:
+    except StopIteration:
         if alarm is not None and alarm.rang:
             raise _too_long(seconds) from None
-        return stop.value
+        return result[0]
     except asyncio.CancelledError as error:
         if alarm is not None and alarm.rang:
             raise _too_long(seconds) from error

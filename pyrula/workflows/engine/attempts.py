@@ -55,8 +55,9 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
             await run.acknowledged(waiter)
         seconds, shortened = definition.timeout, False
         failure: Exception
-        begun = run.clock.monotonic()
+        begun = 0.0
         if talking is not None:
+            begun = run.clock.monotonic()
             talking.event(run, "step_started", op=op, step=definition.name, attempt=number)
         try:
             if started is not None and definition.total_timeout is not None:
@@ -72,7 +73,7 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
             failure = error
         else:
             try:
-                data, decoded = codec.encode(value, f"step `{definition.name}`")
+                data, decoded = codec.encode(value, definition.title)
             except SerializationError as error:
                 text = _clean(str(error), _MESSAGE_LIMIT)
                 refused = SerializationError(text)

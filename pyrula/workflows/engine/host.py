@@ -91,7 +91,7 @@ class _UntilDurable:
         yield self
 
 
-UNTIL_DURABLE: Final = _UntilDurable()
+UNTIL_DURABLE: Final[Awaitable[None]] = _UntilDurable()
 """What a body awaits whose host goes on with it by `Execution.resume` as soon as its rows are acknowledged."""
 
 
@@ -125,7 +125,8 @@ class FeedingHost(Host, Protocol):
 
 
 class RunHost(Host, Protocol):
-    """A host of runs that can be talked to and parked; a host without `park_after` gets none of these calls.
+    """A host of runs that can be talked to and parked; a host without `park_after`, or with None, gets none of these
+    calls.
 
     The plain methods only queue. What has to be atomic is called in one stretch without suspension: all that was queued
     since the last write goes into the next one, undivided.

@@ -11,10 +11,11 @@ the run writes its journal, starts a step or sends a message.
 import asyncio
 import logging
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context, ContextVar
 from functools import partial
 from math import inf
+from types import coroutine
 from typing import Any, Final
 
 from pyrula.workflows.clock import Clock
@@ -134,7 +135,7 @@ class Run:
     def talking(self) -> RunHost | None:
         """The host, if it takes more than rows."""
         host: Any = self.host
-        return host if hasattr(host, "park_after") else None
+        return None if getattr(host, "park_after", None) is None else host
 
     def attend(self, seconds: float = inf) -> None:
         """The body is about to do what others may take part in, or to wait for so long. A host that keeps only rows of
@@ -178,9 +179,9 @@ class Run:
         journal = self.journal
         if journal is None:
             self.journal = journal = Journal()
-        self.machine = machine = Machine(journal)
-        if _full(journal):
+        elif _full(journal):
             self.straight = False
+        self.machine = machine = Machine(journal)
         return machine
 
     def write(self, entry: Entry) -> None:
@@ -289,7 +290,8 @@ class Run:
         self.stop("paused" if isinstance(error, NonDeterminismError) else "failed", error)
         await self.refuse()
 
-    async def acknowledged(self, waiter: Awaitable[None]) -> None:
+    @coroutine
+    def acknowledged(self, waiter: Awaitable[None]) -> Generator[Any, Any, None]:
         """Waits until all rows are durable. If they won't be, as when the lease is lost, the run is cut."""
         if waiter is not UNTIL_DURABLE and asyncio.isfuture(waiter):
             # Others wait for the same one, and a cancellation here would cancel it for them.
@@ -297,14 +299,17 @@ class Run:
             waiter.add_done_callback(partial(_hand_on, own), context=Context())
             waiter = own
         try:
-            await waiter
+            if waiter is UNTIL_DURABLE:
+                yield waiter
+            else:
+                yield from waiter.__await__()
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be built on those rows
             if self.stop("cut", error) and not isinstance(error, LeaseLost):
                 log.warning(
                     "run %s (%s) is cut: its journal isn't durable: %r", self.run_id, self.definition.name, error
                 )
         if self.stopped is not None:
-            await self.refuse()
+            yield from self.refuse().__await__()
 
 
 def _on_plain_call(step: StepDefinition[..., Any]) -> None:
