@@ -329,7 +329,7 @@ class GroupClient:
         if self.metadata_limit == DEFAULT_LIMIT:
             log.warning(
                 "group %s: the broker takes less metadata with an offset than the usual %d bytes "
-                "(offset.metadata.max.bytes): what doesn't fit runs again after a restart",
+                "(offset.metadata.max.bytes): what doesn't fit is kept in the store",
                 self.group, DEFAULT_LIMIT
             )  # fmt: skip
         self.metadata_limit = min(self.metadata_limit, refused) // 2

@@ -7,6 +7,7 @@ store that is down must not keep finished records from being committed.
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
@@ -15,7 +16,7 @@ from aiokafka import TopicPartition
 
 from pyrula.kafka.assignment import Assignment
 from pyrula.kafka.client import BrokerError, Committed, GroupClient, MembershipLost, MetadataTooLarge
-from pyrula.kafka.commit_map import encode
+from pyrula.kafka.commit_map import CommitMap, decode, encode
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.partition import Partition
 from pyrula.workflows.errors import LeaseLost, StoreError
@@ -25,6 +26,8 @@ log = logging.getLogger("pyrula.kafka")
 
 # A journal lives 30 days from its last write; an idle group extends it this often.
 REFRESH_SECONDS = 12 * 3600.0
+# A text that leaves less room than this may not tell everything.
+_CUT_SHORT = 32
 
 
 class Committer:
@@ -123,7 +126,12 @@ class Committer:
         committed = tracker.committable()
         store, limit = self._store.instance_id, self._client.metadata_limit
         anchor = partition.anchor(committed)
-        text = encode(committed, tracker.done_above(), partition.witness(), store, limit, anchor=anchor)
+        ranges = tracker.done_above()
+        text = encode(committed, ranges, partition.witness(), store, limit, anchor=anchor)
+        if len(text) > limit - _CUT_SHORT:
+            found = decode(text, committed, sys.maxsize)
+            told = found.ranges[-1][1] if isinstance(found, CommitMap) and found.ranges else committed
+            partition.spill((max(start, told), end) for start, end in ranges if end > told)
         return Committed(committed, text)
 
     def _prune_soon(self, partitions: list[Partition]) -> None:

@@ -376,6 +376,7 @@ class GroupConsumer:
             tracker=OffsetTracker(opened.start, opened.done),
             rows=rows,
             marks=marks,
+            spilled=opened.spilled,
             known=opened.known,
             anchor=opened.anchor,
             commits=self._commits,

@@ -9,7 +9,7 @@ believed only if the log is the one they were written for.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from aiokafka import TopicPartition
@@ -20,10 +20,11 @@ from pyrula.kafka.binding import Binding
 from pyrula.kafka.client import BrokerError, Committed, GroupClient, MetadataTooLarge
 from pyrula.kafka.commit_map import CommitMap, Foreign, decode, encode
 from pyrula.kafka.deaths import CAREFUL_AFTER, CAREFUL_AT_ONCE
+from pyrula.kafka.done_rows import DONE_INDEX, DoneRows, split
 from pyrula.kafka.partition import Raw
 from pyrula.kafka.record import Witness, fingerprint
 from pyrula.workflows.errors import StaleToken, StoreError
-from pyrula.workflows.store.port import Claim, SourceStore, Token
+from pyrula.workflows.store.port import Batch, Claim, SourceStore, Token
 
 log = logging.getLogger("pyrula.kafka")
 
@@ -43,6 +44,7 @@ class Opened:
     lost: int
     another_log: bool = False
     registered: Registered | None = None
+    spilled: DoneRows = field(default_factory=DoneRows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,16 @@ class Opener:
 
     async def _lower(self, tp: TopicPartition, start: "_Start", claim: Claim | None) -> None:
         """Whoever wrote an offset that isn't ours has reset the group's offsets by hand (or they are new)."""
-        if claim is None or claim.below is None or not isinstance(start.map, Foreign):
+        if claim is None or not isinstance(start.map, Foreign):
+            return
+        told, _ = split(claim.rows)
+        if told:
+            # They were true of the offsets before. Once ours stand in their place nobody could tell.
+            rows = [(row.position, DONE_INDEX, b"") for row in told]
+            (refused,) = await self._store.append_rows([Batch(self._sources[tp], claim.token, rows, claim.high or 0)])
+            if refused is not None:
+                raise refused
+        if claim.below is None:
             return
         if start.offset < claim.below:
             log.warning("%s: offsets were reset to %d (from %d)", tp, start.offset, claim.below)
@@ -271,8 +282,11 @@ class Opener:
         done: tuple[tuple[int, int], ...] = ()
         known: Witness | None = None
         offset = start.offset
+        done_rows, rows = split(claim.rows)
+        claim, spilled = replace(claim, rows=rows), DoneRows(done_rows if isinstance(start.map, CommitMap) else ())
         if isinstance(start.map, CommitMap):
-            done, known = tuple(start.map.ranges), start.map.witness
+            known = start.map.witness
+            done = (*start.map.ranges, *((first, last) for first, last in spilled.ranges() if last <= start.end))
             if self._store.durable and not start.map.written_with(self._store.instance_id):
                 log.error(
                     "%s: the store is not the one that its offsets were committed with (emptied, or another one): "
@@ -293,6 +307,7 @@ class Opener:
             )  # fmt: skip
             await self._store.lower_source(self._sources[tp], claim.token, offset, forget=True)
             done, known, claim, another = (), None, replace(claim, rows=[], below=offset), True
+            spilled = DoneRows()
         if claim.crashes >= CAREFUL_AFTER:
             log.warning(
                 "%s[%d]: %d workers in a row died here without a commit that moved on: at most %d records run at once, "
@@ -306,7 +321,7 @@ class Opener:
             offset = claim.below
         anchor = start.map.anchor
         kept = anchor if anchor is not None and anchor.offset < offset else None
-        return Opened(claim, offset, done, known, kept, start.lost, another)
+        return Opened(claim, offset, done, known, kept, start.lost, another, spilled=spilled)
 
     async def _elsewhere(self, tp: TopicPartition, start: "_Start", known: Witness | None) -> tuple[int, str]:
         """Where to start in a log that holds another record than was committed for, and what became of it.

@@ -7,7 +7,7 @@ Kafka client (it asks for pause and resume through callables) nor who executes i
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from time import monotonic
@@ -17,6 +17,7 @@ from aiokafka import TopicPartition
 
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.deaths import MARK_INDEX, Mark, Marks
+from pyrula.kafka.done_rows import DoneRows
 from pyrula.kafka.lanes import Lanes
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.outputs import Done
@@ -184,6 +185,7 @@ class Partition:
         standing: Standing,
         triggers: TriggerStore,
         marks: Marks | None = None,
+        spilled: DoneRows | None = None,
     ) -> None:
         self.tp = tp
         self.binding = binding
@@ -228,6 +230,7 @@ class Partition:
         self._queue = commits.lane(source, token, self._marks, self._flushed)
         self.on_flushed: Callable[[Partition, Flush], None] | None = None
         self.transactor: Transacting | None = None
+        self._spilled = spilled or DoneRows()
         self.marked: dict[int, Mark] = {}
         self.marks: Marks | None = None
         if marks is not None:
@@ -335,6 +338,12 @@ class Partition:
             self._fenced(self)
         if flush.riders and self.on_flushed is not None:
             self.on_flushed(self, flush)
+
+    def spill(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Offsets that are done and that the commit's metadata has no room for."""
+        for position, index, data in self._spilled.write(ranges):
+            self.journaled = True
+            self._queue.add(position, index, data)
 
     async def mark(self, record: Raw, mark: Mark) -> None:
         """Write durably that the record is about to run. Raises LeaseLost if it is no longer ours to run."""
@@ -453,6 +462,7 @@ class Partition:
     def pruned(self, below: int) -> None:
         """The store dropped what it held under `below`."""
         self.pruned_below = below
+        self._spilled.passed(below)
         if self.marks is not None:
             self.marks = self.marks.moved_on(below)
         if self._highest is not None and self._highest.offset < below:

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import pytest
 
-from pyrula.kafka.commit_map import decode, encode
+from pyrula.kafka.commit_map import CommitMap, decode, encode
 from pyrula.kafka.record import Witness
 from pyrula.workflows import Context, workflow
 from tests.integration.rig import Rig
@@ -318,3 +318,54 @@ async def live_with_little_metadata(rig: Rig, limit: int) -> None:
         await rig.until_drained()
         assert running.health.state == "healthy"
     assert seen.runs == Counter(range(count))
+
+
+async def test_what_the_metadata_has_no_room_for_is_in_the_journal(
+    valkey: str, topic_prefix: str, namespace: str
+) -> None:
+    """Every third record blocks; after a restart only these run again, though the map tells of a small part."""
+    count = 4_000
+    blocked = set(range(0, count, 3))
+    with KafkaServer({"offset.metadata.max.bytes": "256"}) as server:
+        rig = Rig(server.bootstrap, valkey, topic_prefix, namespace)
+        await rig.create()
+        await rig.produce(numbered(count))
+        first = Seen()
+        first.blocked = blocked
+        async with rig.running(rig.binding(first.workflow, max_concurrency=count)) as running:
+            await rig.until(lambda: len(running.told("completed")) == count - len(blocked), "the others to complete")
+
+            async def committed() -> bool:
+                at = (await rig.committed()).get(0)
+                return at is not None and bool(getattr(decode(at.metadata, 0, count), "ranges", ()))
+
+            await rig.until(committed, "a map to be committed")
+        told = decode((await rig.committed())[0].metadata, 0, count)
+        assert isinstance(told, CommitMap)
+        assert told.ranges[-1][1] < count // 2
+        second = Seen()
+        async with rig.running(rig.binding(second.workflow, max_concurrency=count)):
+            await rig.until_drained()
+        assert second.runs == Counter(blocked)
+
+
+async def test_what_the_journal_tells_is_forgotten_when_offsets_are_reset(
+    valkey: str, topic_prefix: str, namespace: str
+) -> None:
+    count = 2_000
+    with KafkaServer({"offset.metadata.max.bytes": "256"}) as server:
+        rig = Rig(server.bootstrap, valkey, topic_prefix, namespace)
+        await rig.create()
+        await rig.produce(numbered(count))
+        first = Seen()
+        first.blocked = set(range(0, count, 3))
+        async with rig.running(rig.binding(first.workflow, max_concurrency=count)) as running:
+            done = count - len(first.blocked)
+            await rig.until(lambda: len(running.told("completed")) == done, "the others to complete")
+        rig.topics.commit(rig.group, rig.topic, {0: Committed(0, "")})
+        for _ in range(2):
+            # the second time the metadata is ours again
+            again = Seen()
+            again.blocked = set(range(count))
+            async with rig.running(rig.binding(again.workflow, max_concurrency=count)):
+                await rig.until(lambda again=again: len(again.runs) == count, "all to begin")

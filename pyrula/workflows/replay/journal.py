@@ -41,12 +41,13 @@ NOTES: Final = frozenset(
         "message",
         "failed",
         "mark",
+        "done",
     )
 )
 """`attempt` of the operation "" is the run's own number of rounds; `loose`, `head` and `failed` belong to no operation
-either. `applied` is an update that was answered; `mark` says of a partition's record that it is in
-progress, and is no row of its run; `failed` says where a retry cuts the journal; `answer` and `message`
-are what a retry kept of it: a step or an event that needn't be executed again, and a message to be delivered again."""
+either. `applied` is an update that was answered; `mark` and `done` are about a partition's records and no rows of their
+runs; `failed` says where a retry cuts the journal; `answer` and `message` are what a retry kept of it: a step or an
+event that needn't be executed again, and a message to be delivered again."""
 
 # A value over this is copied as few times as can be.
 _SMALL: Final = 4096
