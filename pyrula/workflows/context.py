@@ -266,6 +266,7 @@ class Context(Talking):
             run.in_place = None
         if not run.straight:
             await self._hand_in("trigger", name, op, "value", dumps(run_id), run_id)
+            written(run, fed)
             return run_id
         run.write(delivery(("value", op, "trigger", name, clock, None, dumps(run_id))))
         written(run, fed)

@@ -14,6 +14,7 @@ from pyrula.workflows import ManualClock
 from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.engine.run import RUN
 from pyrula.workflows.execution import ChildRequest, Execution, Outcome
 from pyrula.workflows.replay.journal import Entry, Journal, encode_row
 from pyrula.workflows.stamps import Stamp
@@ -137,11 +138,13 @@ class TalkHost:
 
     async def submit(self, run: Execution, request: ChildRequest) -> None:
         assert any(child.run_id == request.run_id for child in self.stored.children), "submitted before it was durable"
+        assert RUN.get() is None, "what a host starts is not the run's"
         self.stored.submitted.append(request)
         await asyncio.sleep(0)
 
     async def trigger(self, run: Execution, definition: WorkflowDefinition[..., Any], event: TriggerEvent) -> str:
         """Every third event starts a run; one whose id is known gets its first answer."""
+        assert RUN.get() is None, "what a host starts is not the run's"
         assert event.id
         assert event.id not in self.stored.forgotten, "fed again"
         await asyncio.sleep(0)

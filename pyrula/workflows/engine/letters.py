@@ -6,6 +6,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any, Literal
 
 from pyrula.workflows.codec import Fragment, dumps, loads
@@ -192,7 +193,9 @@ class StartChildOperation(CrewOperation):
         # the id was made for the stamp: the workflow may have other policies by now
         child_id, stamp = _read_intent(note)
         request = ChildRequest(child_id, self.name, self._params, self._version, self._on_parent_close, stamp)
-        self._task = asyncio.Task(self._submit(crew, host, request), loop=crew.loop, name=f"child {self.name}")
+        # in a context of its own: what the host starts to submit it is not the run's
+        submitting = self._submit(crew, host, request)
+        self._task = asyncio.Task(submitting, loop=crew.loop, context=Context(), name=f"child {self.name}")
         crew.on_executing(self._task)
 
     async def _submit(self, crew: Deliverer, host: RunHost, request: ChildRequest) -> None:

@@ -6,12 +6,14 @@ sends the same event. A run that is tried again behind it has the answer kept (r
 
 import asyncio
 import secrets
+from contextvars import Context
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.engine.host import FeedingHost
 from pyrula.workflows.engine.operations import CrewOperation, Deliverer
 from pyrula.workflows.engine.remains import Torn
 from pyrula.workflows.engine.run import Run
@@ -49,8 +51,13 @@ async def feed(run: Run, op: str, feeding: Feeding) -> tuple[str | None, Trigger
     waiter = run.host.durable(run)
     if waiter is not None:
         await run.acknowledged(waiter)
-    run_id = await host.trigger(run, definition, event)
-    return run_id or None, event if own else None
+    # in a task and a context of its own: what the host starts to send it is not the run's
+    sending = asyncio.Task(_send(host, run, definition, event), context=Context(), name=f"trigger {definition.name}")
+    return await sending or None, event if own else None
+
+
+async def _send(host: FeedingHost, run: Run, definition: WorkflowDefinition[..., Any], event: TriggerEvent) -> str:
+    return await host.trigger(run, definition, event)
 
 
 def written(run: Run, fed: TriggerEvent | None) -> None:
@@ -79,7 +86,7 @@ class TriggerOperation(CrewOperation):
 
     def start(self, crew: Deliverer) -> None:
         self._run = crew.run
-        self._task = asyncio.Task(self._feed(crew), loop=crew.loop, name=f"trigger {self.name}")
+        self._task = asyncio.Task(self._feed(crew), loop=crew.loop, context=Context(), name=f"trigger {self.name}")
         crew.on_executing(self._task)
 
     async def _feed(self, crew: Deliverer) -> None:
