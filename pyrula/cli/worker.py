@@ -4,8 +4,10 @@ import argparse
 import asyncio
 import logging
 
+from pyrula.cli import unawaited
 from pyrula.cli.damper import Damper
 from pyrula.cli.load import find_worker
+from pyrula.kafka import KafkaWorker
 from pyrula.workflows.errors import PyrulaError
 
 __all__ = ["add_command"]
@@ -37,7 +39,12 @@ def run(arguments: argparse.Namespace) -> int:
         logging.getLogger("aiokafka").setLevel("WARNING")
     for handler in logging.getLogger().handlers:
         handler.addFilter(Damper())
+    unawaited.told()
     worker = find_worker(arguments.worker)
+    log.info("waiting for the store: %r", worker.store)
+    if isinstance(worker, KafkaWorker):
+        for name, options in worker.clusters.items():
+            log.info("waiting for Kafka at %s (cluster %r)", options.bootstrap_servers, name)
     try:
         asyncio.run(worker.run())
     except PyrulaError as error:

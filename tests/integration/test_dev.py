@@ -247,3 +247,29 @@ def sample_records(count):
     assert b"interrupted" in said
     assert re.search(rb"^unfinished records:\n(  t/\d@\d+\n)+  and \d+ more$", said, re.MULTILINE)
     assert child.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("statement", "line"), [("ctx.step(charge, number)", 12), ("kept = ctx.step(charge, number)", 12)]
+)
+def test_an_operation_that_is_not_awaited_is_told_with_its_line(statement: str, line: int) -> None:
+    status, said = dev(
+        f"""
+@step
+async def charge(number: int) -> None: ...
+
+@workflow(name="forgets")
+async def forgets(ctx, number: int) -> None:
+    {statement}
+
+bindings = Binding(forgets, topic="numbers", group="g")
+
+def sample_records(count):
+    return ((None, number) for number in range(count))
+""",
+        "--count",
+        "2",
+    )
+    assert status == 0, said
+    told = "shop.py:12: ctx.step was never awaited, so that it did not happen; write `await ctx.step(...)`"
+    assert said.count(f"{told}: `{statement}`") == 1, said

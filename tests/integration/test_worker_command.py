@@ -1,11 +1,14 @@
 """`pyrula worker MODULE:WORKER` as a process: it works until a signal, and says why when it can't."""
 
+import asyncio
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from pyrula.workflows import ValkeyStore, WorkflowClient
 from tests.services.topics import Message, Topics
 from tests.services.waiting import wait_until
 
@@ -104,5 +107,60 @@ def test_a_broker_that_does_not_answer_is_named(tmp_path: Path) -> None:
     worker = start(tmp_path, {"KAFKA": "127.0.0.1:1", "TOPIC": "orders"})
     said, _ = worker.communicate(timeout=60)
     assert worker.returncode == 1
+    assert "waiting for the store: MemoryStore(" in said
+    assert "waiting for Kafka at 127.0.0.1:1 (cluster 'default')" in said
     assert "no Kafka broker answered at 127.0.0.1:1" in said
     assert "Traceback" not in said
+
+
+_RUNS = """
+import os
+from pyrula.workflows import ValkeyStore, WorkerOptions, WorkflowWorker, workflow
+
+@workflow(name="command_runs")
+async def runs(ctx, number: int) -> int:
+    return number * 2
+
+worker = WorkflowWorker([runs], store=ValkeyStore(os.environ["VALKEY"], namespace=os.environ["NAMESPACE"]))
+"""
+
+
+def start_runs(folder: Path, valkey: str, namespace: str) -> "subprocess.Popen[str]":
+    (folder / "runs.py").write_text(_RUNS)
+    return subprocess.Popen(
+        [sys.executable, "-m", "pyrula", "worker", "runs:worker"],
+        cwd=folder,
+        env={**os.environ, "VALKEY": valkey, "NAMESPACE": namespace},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+async def test_a_worker_of_submitted_runs_works_until_sigterm(valkey: str, namespace: str, tmp_path: Path) -> None:
+    worker = start_runs(tmp_path, valkey, namespace)
+    try:
+        async with WorkflowClient(ValkeyStore(valkey, namespace=namespace)) as client:
+            run = await client.submit("command_runs", {"number": 21})
+            assert await run.result(timeout=30) == 42
+        worker.send_signal(signal.SIGTERM)
+        said, _ = await asyncio.to_thread(worker.communicate, timeout=30)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert worker.returncode == 0, said
+    assert f"waiting for the store: ValkeyStore('{valkey}" in said
+    assert " executes runs of command_runs\n" in said
+
+
+def test_what_is_waited_for_is_told_before_it_answers(tmp_path: Path) -> None:
+    worker = start_runs(tmp_path, "valkey://127.0.0.1:1", "n")
+    try:
+        assert worker.stdout is not None
+        assert "waiting for the store: ValkeyStore('valkey://127.0.0.1:1/0', namespace='n')" in worker.stdout.readline()
+        worker.send_signal(signal.SIGTERM)
+        said, _ = worker.communicate(timeout=60)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert worker.returncode == 0, said

@@ -6,6 +6,7 @@ import logging
 import shlex
 from collections.abc import Callable, Iterable
 
+from pyrula.cli import unawaited
 from pyrula.cli.dev import report
 from pyrula.cli.dev.code import UserCode
 from pyrula.cli.dev.journals import WatchedStore
@@ -59,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     shown = Shown(Place.parse(arguments.show, topics)) if arguments.show else None
     quiet = shown is not None or (hint is not None and hint > report.MANY)
     _log_to_stderr(arguments.log_level, quiet)
+    unawaited.told(exactly=True)
     store = WatchedStore(_watched(shown.place, bindings) if shown else None)
     printed = _Printed(code, quiet, shown)
     session = Session(

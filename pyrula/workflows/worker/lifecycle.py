@@ -152,6 +152,8 @@ class WorkflowWorker:
                 log.warning("the store can't be reached, tried again in %.1f s: %s", _RETRY_OPEN_SECONDS, error)
                 await woken_within(self._stopping, _RETRY_OPEN_SECONDS)
             else:
+                names = ", ".join(sorted({name for name, _ in self._served.pairs}))
+                log.info("worker %s executes runs of %s", self.id, names)
                 return not self._stopping.is_set()
         return False
 
