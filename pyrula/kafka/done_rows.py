@@ -1,8 +1,8 @@
 """What a commit's metadata has no room for: which records above it are done, as rows of the partition's journal.
 
 One row for each 1,024 offsets, a bitmap, written only while the map in the metadata is cut short, and only when the row
-has changed. It stands at the last offset that it tells of, so it goes with the journal's bucket when the committed offset
-has passed that. Any subset is valid, as of the map: what isn't told runs again.
+has changed. It stands at the last offset that it tells of, so it goes with the journal's bucket when the committed
+offset has passed that. Any subset is valid, as of the map: what isn't told runs again.
 
 Pure: no I/O.
 """
