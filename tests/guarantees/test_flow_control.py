@@ -184,10 +184,10 @@ async def test_starts_hold_to_the_rate_and_make_full_use_of_it(
     workers = [
         WorkflowWorker([rated], store=ValkeyStore(valkey, namespace=namespace), options=options) for _ in range(WORKERS)
     ]
-    running = [asyncio.create_task(worker.run()) for worker in workers]
     amount = allowed + round(per_second * 6)
     async with WorkflowClient(ValkeyStore(valkey, namespace=namespace)) as client:
-        handles = [await client.submit(rated, {"key": "k"}) for _ in range(amount)]
+        handles = await asyncio.gather(*(client.submit(rated, {"key": "k"}) for _ in range(amount)))
+        running = [asyncio.create_task(worker.run()) for worker in workers]
         await asyncio.gather(*(handle.result(timeout=120) for handle in handles))
         server = Server(valkey, namespace)
         moments = await starts(server, [handle.run_id for handle in handles])

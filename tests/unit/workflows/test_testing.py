@@ -9,7 +9,9 @@ from pyrula.workflows import (
     Context,
     DurableInvocationError,
     DurableInvocationTimeout,
+    Limit,
     NonDeterminismError,
+    Rate,
     Retry,
     step,
     workflow,
@@ -206,3 +208,55 @@ async def test_a_history_is_replayed_against_todays_code() -> None:
 
     with pytest.raises(NonDeterminismError):
         await replay(shorter, await finished.history())
+
+
+@workflow(name="env_throttled", concurrency=Limit("tenant", max=1), rate_limit=Rate("tenant", per_second=0.5, burst=1))
+async def throttled(ctx: Context, tenant: str) -> None:
+    await ctx.step(note_time)
+    await ctx.wait_for_signal("go")
+
+
+async def note_time() -> None: ...
+
+
+async def test_gates_in_virtual_time() -> None:
+    env = WorkflowTestEnv()
+    begun = env.now()
+    runs = [await env.start(throttled, {"tenant": "acme"}) for _ in range(3)]
+    told = await env.waiting()
+    assert "waits for signal go" in told[runs[0].run_id]
+    assert "queued 0.1 s: Rate, next token in 2.0 s" in told[runs[1].run_id]
+    await env.advance(1.5)
+    assert "queued 1.5 s: Rate, next token in 0.5 s" in (await env.waiting())[runs[1].run_id]
+    await env.advance(0.5)
+    assert await runs[1].status() == "signal_waiting"
+    assert await runs[2].status() == "queued"
+    await env.advance(10)
+    assert await runs[2].status() == "signal_waiting"
+    for run in runs:
+        await run.signal("go")
+        await run.result()
+    assert (env.now() - begun).total_seconds() == 12
+    assert await env.waiting() == {}
+
+
+@workflow(name="env_single", concurrency=Limit("tenant", max=1))
+async def single(ctx: Context, tenant: str) -> None:
+    inside.append(tenant)
+    await ctx.step(stay, tenant)
+
+
+inside: list[str] = []
+
+
+async def stay(tenant: str) -> None:
+    await asyncio.sleep(0)
+    assert inside.count(tenant) == 1
+    inside.remove(tenant)
+
+
+async def test_one_at_a_time_in_the_environment() -> None:
+    env = WorkflowTestEnv()
+    runs = await asyncio.gather(*(env.start(single, {"tenant": "acme"}) for _ in range(5)))
+    for run in runs:
+        await run.result()
