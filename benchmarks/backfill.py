@@ -3,7 +3,7 @@
 Two things are measured, on servers of their own. How fast 200,000 records of 12 partitions go through a backfill that
 runs alone, with an empty body and with one journaled step; each end of the range lies between records, by time. And
 what a backfill at its default concurrency does to live records of the same binding in the same worker: the time from a
-record's being sent to its body's start and to its end, without the backfill and with it, in one run. The ratio counts.
+record's being sent to its body's end, in turn without the backfill and with it, in one run. The ratio counts.
 """
 
 import argparse
@@ -11,21 +11,22 @@ import asyncio
 import statistics
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer
 
 from pyrula.kafka import Backfill, Binding, KafkaOptions, KafkaWorker
-from pyrula.workflows import Context, ValkeyStore, step, workflow
+from pyrula.workflows import BackfillClient, Context, ValkeyStore, WorkflowClient, step, workflow
 from pyrula.workflows.codec import dumps
 from tests.services.kafka import KafkaServer
 from tests.services.topics import Message, Topics
 from tests.services.valkey import ValkeyServer
+from tests.services.waiting import wait_until_async
 
 PARTITIONS, KEYS = 12, 1_000
-LIVE_A_SECOND, LIVE_SECONDS = 200, 12.0
+LIVE_A_SECOND, SLICES, SLICE_SECONDS = 200, 5, 4.0
 T0 = 1_700_000_000_000
 
 # How long each live record took, in seconds, while somebody looks.
@@ -86,29 +87,36 @@ async def alone(kafka: str, valkey: str, topic: str, count: int, body: Any) -> N
     )
 
 
-async def live(kafka: str, topic: str, seconds: float) -> list[float]:
-    """Send live records at a steady rate; how long each took."""
-    took.clear()
-    producer = AIOKafkaProducer(bootstrap_servers=kafka, linger_ms=0)
-    await producer.start()
-    try:
+class Live:
+    """Sends live records at a steady rate, and waits for what became of them."""
+
+    def __init__(self, kafka: str, topic: str) -> None:
+        self._topic = topic
+        self._producer = AIOKafkaProducer(bootstrap_servers=kafka, linger_ms=0)
+
+    async def __aenter__(self) -> Self:
+        await self._producer.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._producer.stop()
+
+    async def slice(self, seconds: float) -> list[float]:
+        """How long each of the records took that were sent for so long."""
+        took.clear()
         began, sent = time.monotonic(), 0
-        while time.monotonic() - began < seconds:
-            due = int((time.monotonic() - began) * LIVE_A_SECOND)
-            for number in range(sent, due):
+        while (passed := time.monotonic() - began) < seconds:
+            for number in range(sent, int(passed * LIVE_A_SECOND)):
                 value = dumps({"id": number, "sent": time.time()})
-                await producer.send(topic, value, key=f"k{number % KEYS}".encode())
-            sent = max(sent, due)
+                await self._producer.send(self._topic, value, key=f"k{number % KEYS}".encode())
+                sent += 1
             await asyncio.sleep(0.002)
-        await producer.flush()
-        while len(took) < sent:
-            await asyncio.sleep(0.01)
-    finally:
-        await producer.stop()
-    return sorted(took)
+        await wait_until_async(lambda: len(took) >= sent, description="the live records to be done", timeout=60)
+        return list(took)
 
 
 def told(name: str, times: list[float]) -> float:
+    times.sort()
     p99 = times[int(len(times) * 0.99)]
     print(
         f"{name:>14}: p50 {statistics.median(times) * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms, "
@@ -117,52 +125,84 @@ def told(name: str, times: list[float]) -> float:
     return p99
 
 
-async def beside(kafka: str, valkey: str, topics: Topics, archive: str) -> None:
-    """Live records of a binding, and a backfill of the same one over the archive meanwhile."""
+@workflow(name="quick")
+async def quick(ctx: Context, value: dict[str, Any]) -> None:
+    """Nothing but processor time."""
+    if "sent" in value:
+        took.append(time.time() - value["sent"])
+
+
+async def beside(kafka: str, valkey: str, topics: Topics, archive: str, body: Any) -> None:
+    """Live records of a binding in slices of time, in turn without and with a backfill of the same binding over the
+    archive, which is paused in between: what else the machine does meanwhile hits both alike."""
     topic = f"live-{uuid.uuid4().hex[:8]}"
-    await asyncio.to_thread(topics.create, topic, partitions=4)
-    store = ValkeyStore(valkey, namespace=uuid.uuid4().hex[:12])
-    binding = Binding(order, topic=topic, group="live")
+    await asyncio.to_thread(topics.create, topic, f"{topic}.live.dlq", partitions=4)
+    namespace = uuid.uuid4().hex[:12]
+    store, client = (ValkeyStore(valkey, namespace=namespace) for _ in range(2))
+    binding = Binding(body, topic=topic, group="live", dead_letter_topic=f"{topic}.live.dlq")
     worker = KafkaWorker([binding], store=store, kafka=KafkaOptions(bootstrap_servers=kafka, fetch_max_wait=0.05))
     running = asyncio.create_task(worker.run())
+    without: list[float] = []
+    during: list[float] = []
+    ran, seconds = 0, 0.0
     try:
-        while worker.health().state == "starting":
-            await asyncio.sleep(0.05)
-        await live(kafka, topic, 3)
-        before = told("without", await live(kafka, topic, LIVE_SECONDS))
-        done: list[int] = []
-        backfill = asyncio.create_task(
-            worker.backfill(Backfill(binding, archive), on_progress=lambda report: done.append(report.completed))
-        )
-        while not done or not done[-1]:
-            await asyncio.sleep(0.05)
-        first, began = done[-1], time.monotonic()
-        during = told("with backfill", await live(kafka, topic, LIVE_SECONDS))
-        rate = (done[-1] - first) / (time.monotonic() - began)
-        print(f"     p99 ratio: {during / before:.2f}; the backfill ran {rate:,.0f} records/s meanwhile")
-        assert not backfill.done(), "the archive is too small: the backfill ended before the measurement"
-        backfill.cancel()
+        await wait_until_async(lambda: worker.health().state != "starting", description="the worker", timeout=60)
+        async with Live(kafka, topic) as live, WorkflowClient(client) as asked:
+            await live.slice(3)
+            backfills = asked.backfills
+            await backfills.start(body, archive, backfill_id="archive", group="live")
+            for _ in range(SLICES):
+                await backfills.pause("archive")
+                await until_held(backfills, held=False)
+                without += await live.slice(SLICE_SECONDS)
+                before = (await backfills.resume("archive")).completed
+                await until_held(backfills, held=True)
+                began = time.monotonic()
+                during += await live.slice(SLICE_SECONDS)
+                ran += (await backfills.status("archive")).completed - before
+                seconds += time.monotonic() - began
+            report = await backfills.status("archive")
+            assert report.status == "running", f"the archive is too small: {report}"
     finally:
         worker.stop()
         await asyncio.wait([running])
+    print(f"live records of {body.name!r}, {LIVE_A_SECOND} a second")
+    ratio = told("with backfill", during) / told("without", without)
+    print(f"     p99 ratio: {ratio:.2f}; the backfill ran {ran / seconds:,.0f} records/s meanwhile")
+
+
+async def until_held(backfills: BackfillClient, *, held: bool) -> None:
+    """Until a worker has partitions of it, or none."""
+
+    async def look() -> bool:
+        report = await backfills.status("archive")
+        return any(one.worker for one in report.partitions) is held
+
+    await wait_until_async(look, description="the backfill to go on or to let go", timeout=60)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--records", type=int, default=200_000)
-    count = parser.parse_args().records // PARTITIONS * PARTITIONS
+    parser.add_argument("--only", choices=["alone", "beside"])
+    arguments = parser.parse_args()
+    count = arguments.records // PARTITIONS * PARTITIONS
     with KafkaServer() as kafka, ValkeyServer(appendonly=True) as valkey:
         topics = Topics(kafka.bootstrap)
         archive = f"archive-{uuid.uuid4().hex[:8]}"
         topics.create(archive, partitions=PARTITIONS)
         topics.produce(archive, (record(number) for number in range(count)))
-        parts: list[Callable[[], Awaitable[None]]] = [
+        parts: list[Callable[[], Coroutine[Any, Any, None]]] = [
             lambda: alone(kafka.bootstrap, valkey.url, archive, count, empty),
             lambda: alone(kafka.bootstrap, valkey.url, archive, count, one),
-            lambda: beside(kafka.bootstrap, valkey.url, topics, archive),
         ]
+        if arguments.only == "beside":
+            parts.clear()
+        if arguments.only != "alone":
+            parts.append(lambda: beside(kafka.bootstrap, valkey.url, topics, archive, order))
+            parts.append(lambda: beside(kafka.bootstrap, valkey.url, topics, archive, quick))
         for part in parts:
-            asyncio.run(part())  # type: ignore[arg-type]
+            asyncio.run(part())
 
 
 if __name__ == "__main__":

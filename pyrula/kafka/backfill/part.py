@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeAlias
 from aiokafka import ConsumerRecord, TopicPartition
 
 from pyrula.kafka.addresses import AddressBook
+from pyrula.kafka.backfill.courtesy import PORTION as COURTEOUS_PORTION
+from pyrula.kafka.backfill.courtesy import Courtesy
 from pyrula.kafka.backfill.definition import Job, Undecided, group_of
 from pyrula.kafka.backfill.pacing import Pacer
 from pyrula.kafka.backfill.reader import PartReader, existing_partitions
@@ -39,7 +41,7 @@ __all__ = ["Part", "Surroundings"]
 
 log = logging.getLogger("pyrula.kafka")
 
-# Records handed over in one go: small enough that a live record never waits long for its turn.
+# Records handed over in one go where nothing else waits for its turn.
 PORTION = 200
 READ_SECONDS = 0.2
 RETRY_SECONDS = 1.0
@@ -69,6 +71,7 @@ class Surroundings:
         commits: GroupCommit,
         options: KafkaOptions,
         pacer: Pacer,
+        courtesy: Courtesy | None,
         book: AddressBook,
         on_change: Callable[[], None],
     ) -> None:
@@ -79,6 +82,7 @@ class Surroundings:
         self.commits = commits
         self.options = options
         self.pacer = pacer
+        self.courtesy = courtesy
         self.book = book
         self.on_change = on_change
 
@@ -236,12 +240,13 @@ class Part:
         self._around.on_change()
 
     async def _read_some(self, partition: Partition) -> None:
-        reader, pacer = self._reader, self._around.pacer
+        reader, pacer, courtesy = self._reader, self._around.pacer, self._around.courtesy
+        portion = pacer.portion(PORTION if courtesy is None else COURTEOUS_PORTION)
         assert reader is not None
         idle = monotonic()
         while True:
             try:
-                records = await reader.read(pacer.portion(PORTION), READ_SECONDS)
+                records = await reader.read(portion, READ_SECONDS)
                 position = await reader.position()
             except OutOfRange:
                 await self._out_of_range(partition)
@@ -255,7 +260,8 @@ class Part:
                     self._end_with(end)
                     self._read_all = True
                 return
-        await asyncio.sleep(pacer.spend(matched, monotonic()))
+        rest = 0.0 if courtesy is None else courtesy.rest()
+        await asyncio.sleep(max(rest, pacer.spend(matched, monotonic())))
 
     def _take(self, partition: Partition, records: Sequence[ConsumerRecord[Any, Any]], position: int) -> int:
         """Hand over what is to be run; all else that reading has passed is done. How many are to be run."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from pyrula.kafka.backfill.courtesy import Courtesy
 from pyrula.kafka.backfill.definition import Job
 from pyrula.kafka.backfill.household import Household
 from pyrula.kafka.backfill.marked import MarkedOutputs
@@ -52,7 +53,7 @@ RETRY_SECONDS = 1.0
 
 
 class RunningBackfill:
-    """A backfill that this worker takes part in, from `run`'s start to its end."""
+    """A backfill that this worker takes part in, from `run`'s start to its end; `beside` live records or not."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class RunningBackfill:
         household: Household,
         clock: Clock,
         observer: Observer | None,
+        beside: bool,
     ) -> None:
         self.job = job
         self._worker = worker
@@ -80,6 +82,7 @@ class RunningBackfill:
         self._endings.pool = self._pool
         self._household = household
         self._pacer = Pacer(job.pace.rate)
+        self._courtesy = Courtesy() if beside else None
         self._interval = min(options.commit_interval, options.heartbeat_interval)
         self._changed = asyncio.Event()
         self._stopping = False
@@ -96,6 +99,8 @@ class RunningBackfill:
     async def run(self) -> None:
         """Until the backfill is over, or `stop`. What may pass by itself is tried again, whatever it takes."""
         self._household.admit(self.job.binding, self._pool, self._endings)
+        if self._courtesy is not None:
+            self._courtesy.start()
         try:
             while not self._stopping:
                 try:
@@ -115,6 +120,8 @@ class RunningBackfill:
                 self._endings.close()
                 await self._pool.stop()
                 self._household.dismiss(self.job.binding, self._pool)
+                if self._courtesy is not None:
+                    self._courtesy.stop()
 
     async def _wait(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -182,6 +189,7 @@ class RunningBackfill:
             commits=self._commits,
             options=self._options,
             pacer=self._pacer,
+            courtesy=self._courtesy,
             book=self._household.book,
             on_change=self._changed.set,
         )

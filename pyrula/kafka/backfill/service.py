@@ -143,6 +143,7 @@ class BackfillService:
             household=self._household,
             clock=self._clock,
             observer=self._observer,
+            beside=not self._only_given,
         )
         task = asyncio.get_running_loop().create_task(one.run(), name=f"backfill {stored.id}")
         self._running[stored.id] = one, task

@@ -1,12 +1,15 @@
 """Declaring backfills, choosing records, keeping a rate and marking outputs; without a broker."""
 
+import asyncio
 import inspect
 import logging
+import time
 from typing import Any
 
 import pytest
 
 from pyrula.kafka import Backfill, Binding, JsonSerde, Record
+from pyrula.kafka.backfill.courtesy import Courtesy
 from pyrula.kafka.backfill.definition import Undecided, bind, compile_where, job_of, load_where, serves
 from pyrula.kafka.backfill.marked import MarkedOutputs
 from pyrula.kafka.backfill.pacing import Pacer
@@ -14,6 +17,7 @@ from pyrula.workflows import ConfigurationError, Context, Every, Limit, Rate, Re
 from pyrula.workflows.backfills import Pace, Request
 from pyrula.workflows.execution import Output
 from pyrula.workflows.store.backfills import BackfillStatus, StoredBackfill
+from tests.services.waiting import wait_until_async
 
 
 @workflow(name="backfill_unit")
@@ -231,6 +235,31 @@ def test_a_rate_is_kept_over_any_portions() -> None:
     assert Pacer(0.5).portion(500) == 1
     free = Pacer(None)
     assert (free.portion(500), free.spend(500, 0.0)) == (500, 0.0)
+
+
+def test_it_rests_while_the_loop_is_late_and_no_longer() -> None:
+    courtesy = Courtesy()
+    assert courtesy.rest() == 0.0
+    for _ in range(50):
+        courtesy.observe(0.02)
+    rests = [courtesy.rest() for _ in range(40)]
+    assert rests == sorted(rests)
+    assert (rests[0], rests[-1]) == (0.005, 0.5)
+    for _ in range(100):
+        courtesy.observe(0.0002)
+    rests = [courtesy.rest() for _ in range(20)]
+    assert rests == sorted(rests, reverse=True)
+    assert rests[-1] == 0.0
+
+
+async def test_lateness_is_measured_while_it_is_wanted() -> None:
+    courtesy = Courtesy()
+    courtesy.start()
+    await asyncio.sleep(0)
+    time.sleep(0.1)  # noqa: ASYNC251 - that is the case
+    await wait_until_async(lambda: courtesy.late > 0.005, description="a late tick")
+    courtesy.stop()
+    courtesy.stop()
 
 
 def test_outputs_are_marked_once() -> None:
