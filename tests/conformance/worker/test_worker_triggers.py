@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pyrula.workflows import (
+    BackpressureRejected,
     Collect,
     Context,
     Debounce,
@@ -16,12 +17,15 @@ from pyrula.workflows import (
     Retry,
     RunHandle,
     StepError,
+    ValkeyStore,
     WorkflowClient,
     step,
     workflow,
 )
 from pyrula.workflows.store.lifecycle import TERMINAL
+from tests.conformance.server import Server
 from tests.conformance.worker.conftest import Workers
+from tests.guarantees.members import SOAK
 from tests.services.waiting import wait_until_async
 
 got: list[tuple[str, list[Any], int]] = []
@@ -476,3 +480,59 @@ async def test_a_gated_batch_becomes_one_run_though_its_sender_dies(workers: Wor
     assert run is not None
     await run.result(timeout=10)
     assert order == {"a": [[0, 1], [2, 3]]}
+
+
+async def test_senders_at_the_very_moment_of_the_fire_lose_nothing(workers: Workers) -> None:
+    """Eight on one key, whose window closes all the time."""
+    body, order, _ = at_once(Debounce("k", window_seconds=0.05, max_wait_seconds=0.1))
+    for _ in range(2):
+        workers.start(body)
+    clients = [workers.client() for _ in range(8)]
+    sent = 0
+    until = time.monotonic() + (60 if SOAK else 3)
+
+    async def send(client: WorkflowClient) -> None:
+        nonlocal sent
+        while time.monotonic() < until:
+            sent += 1
+            await client.trigger(body, {"k": "one", "n": sent})
+            # sometimes in a row, sometimes so long that the window may close
+            await asyncio.sleep(0.06 if sent % 7 == 0 else 0)
+
+    await asyncio.gather(*map(send, clients))
+    await wait_until_async(
+        lambda: sum(map(len, order.get("one", []))) >= sent, description=f"all {sent} events", timeout=30
+    )
+    await asyncio.sleep(0.3)
+    assert sorted(n for batch in order["one"] for n in batch) == list(range(1, sent + 1))
+    assert len(order["one"]) > 10
+
+
+async def test_a_client_that_takes_no_new_runs_takes_no_events(workers: Workers) -> None:
+    worker = workers.start(digest)
+
+    def refuse() -> None:
+        raise BackpressureRejected("too much")
+
+    client = WorkflowClient(worker.store, admit=refuse)
+    with pytest.raises(BackpressureRejected):
+        await client.trigger(digest, {"user_id": "u", "n": 0})
+    assert await worker.client.buffered(digest) == []
+
+
+async def test_ids_of_a_bodys_events_are_forgotten_once_their_answers_are_written(
+    server: Server,
+) -> None:
+    workers = Workers(lambda: ValkeyStore(server.url, namespace=server.namespace, shards=2))
+    worker = workers.start(digest, feeder, side_by_side)
+    for run in [
+        await worker.client.submit(feeder, {"numbers": list(range(7))}),
+        await worker.client.submit(side_by_side),
+    ]:
+        await run.result(timeout=10)
+
+    async def forgotten() -> bool:
+        return not [key for key in await server.keys() if b"}ti:" in key]
+
+    await wait_until_async(forgotten, description="the ids to be forgotten")
+    await workers.end()
