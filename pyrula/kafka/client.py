@@ -19,6 +19,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord
 from aiokafka.client import ConnectionGroup
 from aiokafka.errors import (
     CommitFailedError,
+    ConsumerStoppedError,
     CorruptRecordException,
     IllegalGenerationError,
     KafkaConnectionError,
@@ -125,12 +126,17 @@ class GroupClient:
         # How much metadata an offset may carry, as far as the broker's refusals have told.
         self.metadata_limit = DEFAULT_LIMIT
         self.standing = Standing(options.session_timeout - options.heartbeat_interval)
-        self._consumer = AIOKafkaConsumer(
+        self._isolation_level = isolation_level
+        self._consumer = self._new_consumer()
+
+    def _new_consumer(self) -> AIOKafkaConsumer:
+        options = self._options
+        return AIOKafkaConsumer(
             **options.connection(),
-            group_id=group,
+            group_id=self.group,
             enable_auto_commit=False,
             auto_offset_reset="none",
-            isolation_level=isolation_level,
+            isolation_level=self._isolation_level,
             session_timeout_ms=int(options.session_timeout * 1000),
             heartbeat_interval_ms=int(options.heartbeat_interval * 1000),
             rebalance_timeout_ms=int(options.rebalance_timeout * 1000),
@@ -176,6 +182,25 @@ class GroupClient:
 
         coordinator._do_heartbeat = watched
 
+    def ailment(self) -> str | None:
+        """What of the client has ended that must live as long as it does; None while all of it lives."""
+        consumer = self._consumer
+        coordinator, fetcher = consumer._coordinator, consumer._fetcher
+        if coordinator is None or fetcher is None:
+            return None
+        parts = {"coordination": coordinator._coordination_task, "fetching": fetcher._fetch_task}
+        for name, task in parts.items():
+            if task.done():
+                error = None if task.cancelled() else task.exception()
+                return f"its {name} has ended" + ("" if error is None else f" ({error!r})")
+        return None
+
+    async def rebuild(self, assigned: Assigned, revoked: Revoked) -> None:
+        """Leave with the present client and join anew with a fresh one. Raises BrokerError; it may be tried again."""
+        await self.stop()
+        self._consumer = self._new_consumer()
+        await self.start(assigned, revoked)
+
     async def stop(self) -> None:
         """Leave the group, so that the others need not wait for the session to end, and disconnect. Bounded.
 
@@ -220,6 +245,8 @@ class GroupClient:
             return await self._consumer.getmany(timeout_ms=int(timeout * 1000), max_records=max_records)  # type: ignore[no-any-return]
         except OffsetOutOfRangeError as error:
             raise OutOfRange(error.args[0]) from error
+        except ConsumerStoppedError as error:
+            raise BrokerError(f"group {self.group}: its client was stopped to be made anew") from error
         except Exception as error:
             if isinstance(error, KafkaError) and not isinstance(error, CorruptRecordException | UnsupportedCodecError):
                 raise BrokerError(f"group {self.group}: fetch failed: {error!r}") from error

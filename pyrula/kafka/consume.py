@@ -43,6 +43,7 @@ RETRY_SECONDS = 1.0
 UNREADABLE_SECONDS = 10.0
 # Producers that are being closed may take so long at the end.
 STOP_SECONDS = 1.0
+WATCH_SECONDS = 1.0
 
 
 class GroupConsumer:
@@ -64,7 +65,8 @@ class GroupConsumer:
         self._book = book
         self.client = GroupClient(options, group, sorted(pools), options.isolation_level)
         self.assignment: Assignment | None = None
-        self.problem: str | None = None
+        self._trouble: str | None = None
+        self._ailing: str | None = None
         self.failure: BaseException | None = None
         self._stopping = False
         self._store = store
@@ -78,6 +80,11 @@ class GroupConsumer:
         self._leaving: Assignment | None = None
         self._departure: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing is read now; None while it works."""
+        return self._ailing or self._trouble
 
     @property
     def partitions(self) -> Sequence[Partition]:
@@ -95,6 +102,7 @@ class GroupConsumer:
         self.tasks = [
             loop.create_task(self._poll(), name=f"poll {self.group}"),
             loop.create_task(self._committer.commit_regularly(self._current), name=f"commit {self.group}"),
+            loop.create_task(self._watch(), name=f"watch {self.group}"),
         ]
 
     def _serve_with(self, pools: Mapping[str, Replayers]) -> None:
@@ -126,6 +134,23 @@ class GroupConsumer:
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=STOP_SECONDS)
 
+    async def _watch(self) -> None:
+        """The client's own tasks must live: it tells nobody when one of them ends, and then reads nothing for ever."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            ailment = self.client.ailment()
+            if ailment is None or self._stopping:
+                continue
+            self._ailing = f"group {self.group}: the client doesn't work, {ailment}; it is made anew"
+            log.error("%s", self._ailing)
+            await self._let_go()
+            try:
+                await self.client.rebuild(self._assigned, self._revoked)
+            except BrokerError as error:
+                log.warning("%s; it is tried again", error)
+            else:
+                self._ailing = None
+
     def _current(self) -> Assignment | None:
         """What is to be committed for, also while it drains."""
         return self.assignment or self._leaving
@@ -145,10 +170,10 @@ class GroupConsumer:
                 continue
             except BrokerError as error:
                 log.warning("%s", error)
-                self.problem = str(error)
+                self._trouble = str(error)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            self.problem = None
+            self._trouble = None
             assignment = self.assignment
             if assignment is None:
                 continue

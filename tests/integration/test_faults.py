@@ -1,10 +1,12 @@
 """Faults that are neither the body's nor the record's: they are told of, and everything else goes on."""
 
 import logging
+from typing import Any
 
 import pytest
 
 from pyrula.kafka import Record
+from pyrula.kafka.client import GroupClient
 from pyrula.kafka.events import RecordEvent
 from pyrula.kafka.record import record_identity
 from pyrula.workflows import Context, workflow
@@ -58,3 +60,28 @@ async def test_rows_of_another_version_hold_their_record_alone(rig: Rig) -> None
         await rig.until_committed(1)
     assert seen == [0, 2, 3, 4]
     assert await rig.offset() == 1
+
+
+@pytest.mark.parametrize("part", ["coordination", "fetching"])
+async def test_a_client_whose_task_has_ended_is_made_anew(
+    rig: Rig, part: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients: list[GroupClient] = []
+    start = GroupClient.start
+
+    async def noted(client: GroupClient, *listeners: Any) -> None:
+        clients.append(client)
+        await start(client, *listeners)
+
+    monkeypatch.setattr(GroupClient, "start", noted)
+    await rig.create()
+    async with rig.running(rig.binding(body)) as running:
+        await rig.produce([b"%d" % n for n in range(5)])
+        await rig.until_drained()
+        consumer = clients[0]._consumer
+        (consumer._coordinator._coordination_task if part == "coordination" else consumer._fetcher._fetch_task).cancel()
+        await rig.until(lambda: f"its {part} has ended" in caplog.text, "it to be noticed")
+        await rig.produce([b"%d" % n for n in range(5)])
+        await rig.until_drained()
+        await rig.until(lambda: running.health.state == "healthy", "health to tell that it works")
+    assert seen == list(range(10))
