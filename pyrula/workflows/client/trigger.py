@@ -6,7 +6,7 @@ become runs in the order of their events, whoever makes them.
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar, overload
@@ -36,6 +36,7 @@ class TriggerCalls(RunCalls):
     """The part of a client that feeds triggers."""
 
     _admit: Callable[[], None] | None
+    _check_unbound: Callable[[WorkflowDefinition[..., Any]], Awaitable[None]]
 
     @overload
     async def trigger(
@@ -68,6 +69,7 @@ class TriggerCalls(RunCalls):
         if self._admit is not None:
             self._admit()
         await self._open()
+        await self._check_unbound(definition)
         run_id = await feed(self.store, definition, told)
         if not run_id:
             return None

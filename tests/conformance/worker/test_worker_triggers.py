@@ -10,6 +10,7 @@ import pytest
 from pyrula.workflows import (
     BackpressureRejected,
     Collect,
+    ConfigurationError,
     Context,
     Debounce,
     Limit,
@@ -23,6 +24,7 @@ from pyrula.workflows import (
     workflow,
 )
 from pyrula.workflows.store.lifecycle import TERMINAL
+from pyrula.workflows.store.standing import Served as Standing
 from tests.conformance.server import Server
 from tests.conformance.worker.conftest import Workers
 from tests.guarantees.members import SOAK
@@ -536,3 +538,17 @@ async def test_ids_of_a_bodys_events_are_forgotten_once_their_answers_are_writte
 
     await wait_until_async(forgotten, description="the ids to be forgotten")
     await workers.end()
+
+
+async def test_an_event_is_refused_beside_a_worker_that_has_the_workflow_bound_to_a_topic(workers: Workers) -> None:
+    client = workers.client()
+    await client.store.open()
+    store: Any = client.store
+    await store.enlist("kafka-1", (Standing("worker_digest", "1", "comments", False),))
+    with pytest.raises(
+        ConfigurationError, match=r"'worker_digest' has flow control.*topic 'comments'.*kafka-1"
+    ):
+        await client.trigger(digest, {"user_id": "u", "n": 0})
+    await store.strike("kafka-1")
+    assert await client.trigger(digest, {"user_id": "u", "n": 0}) is None
+    assert [batch.events for batch in await client.buffered(digest)] == [1]
