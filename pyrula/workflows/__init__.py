@@ -64,7 +64,7 @@ from pyrula.workflows.store.refusals import (
     TransitionRefused,
 )
 from pyrula.workflows.store.valkey import ValkeyStore
-from pyrula.workflows.worker import WorkerOptions, WorkflowWorker
+from pyrula.workflows.worker import RunningRun, WorkerHealth, WorkerOptions, WorkerStats, WorkflowWorker
 
 __all__ = [
     "BackfillClient",
@@ -98,8 +98,8 @@ __all__ = [
     "NonDeterminismError",
     "OpenBatch",
     "OpenInterrupt",
-    "PlainCallWarning",
     "PartitionReport",
+    "PlainCallWarning",
     "PolicyKeyWarning",
     "PyrulaError",
     "PyrulaWarning",
@@ -119,6 +119,7 @@ __all__ = [
     "RunReport",
     "RunStatus",
     "RunSummary",
+    "RunningRun",
     "ScheduleClient",
     "ScheduleInfo",
     "ScheduleNotFoundError",
@@ -134,7 +135,9 @@ __all__ = [
     "UpdateRejected",
     "UpdateTimeout",
     "ValkeyStore",
+    "WorkerHealth",
     "WorkerOptions",
+    "WorkerStats",
     "WorkflowClient",
     "WorkflowDefinition",
     "WorkflowWorker",

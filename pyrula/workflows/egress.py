@@ -52,6 +52,9 @@ class EgressBuffer:
         self._dropped = 0
         self._behind = False
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     @property
     def behind(self) -> bool:
         """Since it was full, until it is half empty."""

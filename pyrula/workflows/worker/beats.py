@@ -6,28 +6,41 @@ others may take over its runs, uncharged. It judges others only by what it has s
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.errors import StoreUnavailable
 from pyrula.workflows.store.leases import Watch
 from pyrula.workflows.store.runs import RunStore, Suspect
-from pyrula.workflows.worker.life import Lives
+from pyrula.workflows.worker.held import HeldRun
 from pyrula.workflows.worker.options import WorkerOptions
 
-__all__ = ["Heartbeat"]
+__all__ = ["Heartbeat", "Holding"]
 
 log = logging.getLogger("pyrula.worker")
 
 
+class Holding(Protocol):
+    """Who has runs in hand."""
+
+    @property
+    def held(self) -> Mapping[str, HeldRun]:
+        """By run id."""
+
+    def cut(self) -> None:
+        """End all bodies promptly, uncharged."""
+
+
 class Heartbeat:
-    """Beats, reaps, relays. `on_freed` is called when there may be runs to claim because of it."""
+    """Beats, reaps, relays. `on_freed` is called when there may be runs to claim because of it. `answered` is when the
+    last heartbeat left that the store has answered."""
 
     def __init__(
         self,
         store: RunStore,
         worker: str,
-        lives: Lives,
+        lives: Holding,
         options: WorkerOptions,
         clock: Clock,
         on_freed: Callable[[], None],
@@ -40,8 +53,9 @@ class Heartbeat:
         self._clock = clock
         self._on_freed = on_freed
         self._watch = Watch[Suspect](options.lease_seconds)
-        self._reached = clock.monotonic()
-        self._cut_off = False
+        self.reached = clock.monotonic()
+        self.cut_off = False
+        self.answered: float | None = None
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -57,10 +71,10 @@ class Heartbeat:
     async def watch_over(self) -> None:
         """Cut the bodies when the store was out of reach for too long. Until it is cancelled."""
         while True:
-            left = self._reached + self._patience - self._clock.monotonic()
+            left = self.reached + self._patience - self._clock.monotonic()
             if left <= 0:
-                if not self._cut_off:
-                    self._cut_off = True
+                if not self.cut_off:
+                    self.cut_off = True
                     log.error("the store can't be reached for %.1f s: the running bodies are cut", self._patience)
                 self._lives.cut()
                 left = self._interval
@@ -70,8 +84,8 @@ class Heartbeat:
         sent = self._clock.monotonic()
         held = {one.lease: one for one in self._lives.held.values()}
         beat = await self._store.heartbeat(self._worker, {lease: one.seen for lease, one in held.items()})
-        self._reached = sent
-        self._cut_off = False
+        self.reached = self.answered = sent
+        self.cut_off = False
         for lease in beat.lost:
             # parked or ended since the heartbeat left
             if self._lives.held.get(lease.run_id) is held[lease]:

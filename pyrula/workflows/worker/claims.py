@@ -22,7 +22,7 @@ _AFTER_DUE: Final = 0.002
 
 
 class Claimer:
-    """Fills `lives` from the store."""
+    """Fills `lives` from the store. `trouble` says why it can't, while it can't."""
 
     def __init__(
         self, store: RunStore, worker: str, served: Served, lives: Lives, *, places: int, poll_interval: float
@@ -36,7 +36,7 @@ class Claimer:
         self._wake = asyncio.Event()
         self._due: float | None = None
         self._stopping = False
-        self._failing = False
+        self.trouble: str | None = None
 
     def wake(self) -> None:
         """There may be something to claim, or a place to put it."""
@@ -78,18 +78,18 @@ class Claimer:
         return len(claims.runs) == room and len(self._lives) < self._places
 
     def _pause(self) -> float:
-        if self._due is None or self._failing or len(self._lives) >= self._places:
+        if self._due is None or self.trouble is not None or len(self._lives) >= self._places:
             return self._interval
         return min(self._interval, max(0.0, self._due - self._store.now()) + _AFTER_DUE)
 
     def _fails(self, error: StoreUnavailable) -> None:
-        if not self._failing:
-            self._failing = True
+        if self.trouble is None:
             log.warning("runs can't be claimed, tried again each %.1f s: %s", self._interval, error)
+        self.trouble = str(error)
 
     def _works(self) -> None:
-        if self._failing:
-            self._failing = False
+        if self.trouble is not None:
+            self.trouble = None
             log.warning("runs are claimed again")
 
 

@@ -28,13 +28,13 @@ log = logging.getLogger("pyrula.worker")
 
 
 class Firing:
-    """Looks for what is due."""
+    """Looks for what is due. `unusable` are schedules, by id and revision, that can't be fired, and why."""
 
     def __init__(self, store: RunStore, served: Served, *, poll_interval: float) -> None:
         self._store = store
         self._served = served
         self._interval = poll_interval
-        self._unusable: set[tuple[str, int]] = set()
+        self.unusable: dict[tuple[str, int], str] = {}
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -77,9 +77,12 @@ class Firing:
     async def fire_due(self) -> int:
         """How many runs were started."""
         started = 0
-        for schedule in await self._store.due_schedules():
+        due = await self._store.due_schedules()
+        present = {(schedule.id, schedule.revision) for schedule in due}
+        self.unusable = {key: why for key, why in self.unusable.items() if key in present}
+        for schedule in due:
             definition = self._served.find(schedule.name, None)
-            if definition is not None and (schedule.id, schedule.revision) not in self._unusable:
+            if definition is not None and (schedule.id, schedule.revision) not in self.unusable:
                 started += await self._fire(schedule, definition)
         return started
 
@@ -89,8 +92,9 @@ class Firing:
             params = Params.of(definition).encode(loads(plan.params))
             stamp = stamp_of(definition, params)
         except (ConfigurationError, ValueError, LookupError, TypeError) as error:
-            self._unusable.add((schedule.id, schedule.revision))
-            log.error("schedule %r isn't fired: %s", schedule.id, error)
+            text = f"schedule {schedule.id!r} isn't fired: {error}"
+            self.unusable[schedule.id, schedule.revision] = text
+            log.error("%s", text)
             return 0
         assert schedule.due is not None
         fires = fires_of(plan, schedule.due, self._store.now())

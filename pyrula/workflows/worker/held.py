@@ -63,6 +63,8 @@ class HeldRun:
         self.execution: Execution | None = None
         self.deadline: float | None = None
         self.parked = False
+        self.way_out: str | None = None
+        self.since = around.clock.monotonic()
         self.lost: Exception | None = None
         self._around = around
         self._store = around.store
@@ -339,7 +341,7 @@ class HeldRun:
             waits = (*waits, Wait("sleep", "", self.deadline))
         reply = await self._travel(lambda change: self._store.park(self.lease, change, waits))
         if reply.parked:
-            self.parked = True
+            self.parked, self.way_out = True, "parked"
             self._around.on_parked(self.lease.run_id, waits)
         else:
             self._still = False
@@ -354,12 +356,16 @@ class HeldRun:
 
     async def pause(self, reason: bytes) -> None:
         await self._last(lambda change: self._store.pause(self.lease, change, reason))
+        self.way_out = "paused"
 
     async def release(self) -> None:
         await self._last(lambda change: self._store.release(self.lease, change))
+        self.way_out = "released"
 
     async def finish(self, end: End) -> Finished:
-        return await self._last(lambda change: self._store.finish(self.lease, change, end))
+        finished = await self._last(lambda change: self._store.finish(self.lease, change, end))
+        self.way_out = finished.status
+        return finished
 
     async def _last(self, send: Callable[[Change], Awaitable[T]]) -> T:
         await self.stand_still()

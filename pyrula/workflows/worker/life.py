@@ -12,13 +12,14 @@ from random import random
 from typing import Any
 
 from pyrula.workflows.definition import WorkflowDefinition
-from pyrula.workflows.errors import LeaseLost, NoBrokerError, SerializationError
+from pyrula.workflows.errors import LeaseLost, NoBrokerError, NonDeterminismError, SerializationError
 from pyrula.workflows.execution import Execution, Outcome, without_end
 from pyrula.workflows.params import Params
 from pyrula.workflows.replay.journal import Journal
 from pyrula.workflows.store.messages import Wait
 from pyrula.workflows.store.payloads import encode_failure, failure_of
 from pyrula.workflows.store.runs import ClaimedRun, Finished
+from pyrula.workflows.worker.ended import EndedRuns
 from pyrula.workflows.worker.endings import (
     WORKER_DIED,
     RunTimeout,
@@ -44,6 +45,7 @@ class Lives:
         self.served = served
         self.held: dict[str, HeldRun] = {}
         self.draining = False
+        self.ended = EndedRuns()
         self._around = around
         self._worker = worker
         self._on_free = on_free
@@ -63,6 +65,7 @@ class Lives:
     def begin(self, claimed: ClaimedRun) -> None:
         """Take a run in hand, in a task of its own."""
         run_id = claimed.lease.run_id
+        self.ended.claimed += 1
         former = self.held.get(run_id)
         held = self.held[run_id] = HeldRun(claimed, self._around)
         if claimed.alone:
@@ -119,6 +122,7 @@ class Lives:
                     del self.held[held.lease.run_id]
                     del self._of_chain[held.lease.run_id]
                 self._left.set()
+                self.ended.counts[held.way_out or "lost"] += 1
                 await held.close_down()
             following = await self._next_link(finished)
 
@@ -288,6 +292,8 @@ class Lives:
         if outcome.status == "paused":
             reason = reason_of(outcome)
             log.warning("run %s (%s) is paused: %s", held.lease.run_id, held.claimed.name, outcome.error or "asked to")
+            if isinstance(outcome.error, NonDeterminismError):
+                self.ended.on_misfit(self._around.clock.monotonic(), held.lease.run_id, str(outcome.error))
             held.event(None, "paused", reason=reason.decode())
             await held.pause(reason)
             return None

@@ -28,6 +28,7 @@ from pyrula.workflows.worker.answers import Answers
 from pyrula.workflows.worker.beats import Heartbeat
 from pyrula.workflows.worker.claims import Claimer, woken_within
 from pyrula.workflows.worker.firing import Firing
+from pyrula.workflows.worker.health import HealthState, WorkerHealth, WorkerStats, odd_for, sick_for, stats_of
 from pyrula.workflows.worker.life import Lives
 from pyrula.workflows.worker.options import WorkerOptions
 from pyrula.workflows.worker.register import Register, served_of
@@ -77,6 +78,8 @@ class WorkflowWorker:
         )
         self.client = WorkflowClient(store, poll_interval=self.options.claim_poll_interval, admit=self._admit)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._state: HealthState = "starting"
+        self._trouble: str | None = None
         self._stopping = asyncio.Event()
         self._lives = Lives(self._served, self, self.id, self._on_free)
         self._claimer = Claimer(
@@ -112,10 +115,18 @@ class WorkflowWorker:
         """Ids of the runs that this worker executes now."""
         return tuple(self._lives.held)
 
-    @property
-    def oddities(self) -> tuple[str, ...]:
-        """What makes this worker's health degraded: workflows that another live worker has in another way."""
-        return self._register.odd
+    def stats(self) -> WorkerStats:
+        """Counters since the start, and what runs now."""
+        return stats_of(self.id, self.options.max_concurrency, self._lives, self._heartbeat, self.clock.monotonic())
+
+    def health(self) -> WorkerHealth:
+        """What works and what doesn't, with the reason."""
+        if self._state != "healthy":
+            return WorkerHealth(self._state, () if self._trouble is None else (self._trouble,))
+        now = self.clock.monotonic()
+        sick = sick_for(self._claimer, self._heartbeat, self.options, now)
+        odd = [*self._register.odd, *odd_for(self._lives, self._firing, self._egress, now)]
+        return WorkerHealth("unhealthy" if sick else "degraded" if odd else "healthy", (*sick, *odd))
 
     def stop(self) -> None:
         """Drain and end: run() returns within drain_timeout and a little. May be called from anywhere: a signal's
@@ -134,11 +145,14 @@ class WorkflowWorker:
         forget_signals = process_signals.watch(loop, self.stop, self.options.drain_timeout)
         try:
             if await self._open():
+                self._state = "healthy"
                 await self._work()
         finally:
+            self._state = "stopping"
             try:
                 await self.store.close()
             finally:
+                self._state = "stopped"
                 forget_signals()
                 give_back(loop)
 
@@ -150,6 +164,7 @@ class WorkflowWorker:
                 await self._register.begin()
             except StoreUnavailable as error:
                 log.warning("the store can't be reached, tried again in %.1f s: %s", _RETRY_OPEN_SECONDS, error)
+                self._trouble = f"the store can't be reached: {error}"
                 await woken_within(self._stopping, _RETRY_OPEN_SECONDS)
             else:
                 names = ", ".join(sorted({name for name, _ in self._served.pairs}))
@@ -181,6 +196,7 @@ class WorkflowWorker:
             for task in done:
                 task.result()
         finally:
+            self._state = "stopping"
             stopping.cancel()
             try:
                 await self._drain(claiming, self.options.drain_timeout if patient else 0.0)

@@ -59,7 +59,9 @@ async def test_another_version_is_a_deploy_under_way(
         run = await worker.client.submit(definition, {})
         await run.result(timeout=10)
     assert "kafka-1" in caplog.text
-    (odd,) = worker.oddities
+    health = worker.health()
+    assert health.state == "degraded"
+    (odd,) = health.reasons
     assert "is bound to topic 'orders' (version '1') in worker kafka-1" in odd
     worker.stop()
     await running
