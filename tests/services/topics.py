@@ -24,7 +24,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from tests.services.waiting import wait_until
 
@@ -105,6 +105,13 @@ class Topics:
         ]
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
         _results(self._admin.incremental_alter_configs([resource]))
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Have so many partitions from now on."""
+        _results(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+        wait_until(
+            lambda: len(self.partitions(topic)) == partitions and self._is_led(topic), description=f"{topic} to grow"
+        )
 
     def names(self) -> list[str]:
         return list(self._admin.list_topics(timeout=_TIMEOUT).topics)
