@@ -13,9 +13,9 @@ import pytest
 from pyrula.http import Tokens, create_app
 from pyrula.http.bodies import MAX_DEPTH
 from pyrula.http.tokens import Role, Token, hash_of, new_token
-from pyrula.workflows import WorkflowClient
+from pyrula.workflows import RunStatus, WorkflowClient
 from tests.http.conftest import Site
-from tests.http.sse import read_stream
+from tests.services.process import WorkerProcess
 from tests.services.waiting import wait_until_async
 
 JSON = {"Content-Type": "application/json"}
@@ -208,52 +208,62 @@ async def test_what_is_no_http(site: Site, data: bytes) -> None:
     assert (await http.get("/healthz")).status_code == 200
 
 
-async def test_a_thousand_wait_and_hold_nothing_but_memory(site: Site) -> None:
-    """500 long polls and 500 streams of runs that one small worker has parked: it still runs others, and each of those
-    who wait gets its answer."""
+API = """
+import logging, sys
+import tests.http.workflows
+from pyrula.http import create_app, serve
+from pyrula.workflows import ValkeyStore, WorkflowClient
+
+logging.basicConfig(level="INFO")
+url, namespace = sys.argv[1:]
+serve(create_app(WorkflowClient(ValkeyStore(url, namespace=namespace, shards=2))), port=0)
+"""
+
+
+async def test_a_thousand_wait_and_hold_nothing_but_memory(site: Site, valkey: str, namespace: str) -> None:
+    """500 long polls and 500 streams, of runs that a worker with two places has parked: that worker still runs others,
+    and each of those who wait gets the answer."""
     client = await site.client()
     worker = await site.worker(max_concurrency=2)
-    http = await site.http(await site.served(create_app(await site.client(poll_interval=1.0))))
     runs = await asyncio.gather(*(client.submit("http_echo") for _ in range(20)))
-    for run in runs:
 
-        async def parked(run: Any = run) -> bool:
-            return bool(await run.status() == "signal_waiting")
+    async def parked() -> bool:
+        return (await client.counts("http_echo")).by_status[RunStatus.SIGNAL_WAITING] == len(runs)
 
-        await wait_until_async(parked, description="the runs to be parked", timeout=60, interval=0.1)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
+    await wait_until_async(parked, description="the runs to be parked", timeout=60, interval=0.1)
+    with WorkerProcess(API, valkey, namespace) as api:
+        url = api.wait_for_line(r"listens on (\S+)", timeout=60)[1]
+        http = await site.http(url)
+        assert (await http.get("/runs")).status_code == 200
+        before = api.rss_bytes
 
-        async def polled(number: int) -> Any:
-            return (await http.get(f"/http_echo/runs/{runs[number % 20]}/result?timeout=60", timeout=90)).json()[
-                "value"
-            ]
+        def asked(number: int) -> bytes:
+            run = runs[number % 20]
+            path = f"runs/{run}/result?timeout=60" if number < 500 else f"stream/{run}"
+            return f"GET /http_echo/{path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
 
-        async def streamed(number: int) -> Any:
-            path = f"/http_echo/stream/{runs[number % 20]}"
-            return [sent async for sent in read_stream(http, path)][-1].data["value"]
-
-        waiting = [asyncio.create_task(polled(number)) for number in range(500)]
-        waiting += [asyncio.create_task(streamed(number)) for number in range(500)]
+        waiting = [asyncio.create_task(raw(url, asked(number), seconds=120)) for number in range(1000)]
 
         async def all_there() -> bool:
             text = (await http.get("/metrics")).text
             return "pyrula_http_streams_open 500.0" in text and "pyrula_http_requests_open 1001.0" in text
 
         await wait_until_async(all_there, description="a thousand to wait", timeout=60, interval=0.5)
-        grown = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    print(f"{grown / 1000 / 1024:.0f} KiB for each of 1,000 who wait, their own side included")
-    assert grown < 150 * MIB
-    assert worker.held == ()
-    other = await client.submit("http_charge", {"order": {"id": "o", "amount_cents": 1}})
-    assert (await other.result(timeout=30))["paid"] == 1
-    for number, run in enumerate(runs):
-        await run.signal("go", number)
-    values = await asyncio.gather(*waiting)
-    assert values == [number % 20 for number in range(500)] * 2
+        grown = api.rss_bytes - before
+        print(f"{grown / 1000 / 1024:.0f} KiB for each of 1,000 who wait")
+        assert grown < 100 * MIB
+        assert worker.held == ()
+        other = await client.submit("http_charge", {"order": {"id": "o", "amount_cents": 1}})
+        assert (await other.result(timeout=60))["paid"] == 1
+        for number, run in enumerate(runs):
+            await run.signal("go", number)
+        for number, answer in enumerate(await asyncio.gather(*waiting)):
+            if number < 500:
+                assert answer.startswith(b"HTTP/1.1 200")
+                assert answer.endswith(b'{"value":%d}' % (number % 20))
+            else:
+                assert b'event: end\ndata: {"run_id":"%b"' % str(runs[number % 20]).encode() in answer
+                assert b'"value":%d,' % (number % 20) in answer
 
 
 async def test_a_waiter_that_leaves_changes_nothing(site: Site) -> None:
