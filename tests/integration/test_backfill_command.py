@@ -26,6 +26,8 @@ TOPIC = os.environ["TOPIC"]
 @step
 async def slowly(number: int) -> int:
     await asyncio.sleep(float(os.environ.get("SECONDS", "0")))
+    if number == int(os.environ.get("DEADLY", "-1")):
+        os.kill(os.getpid(), 9)
     if number == 13:
         raise ValueError("thirteen")
     return number * 2
@@ -41,7 +43,8 @@ worker = KafkaWorker(
     [Binding(double, topic=TOPIC, output=TOPIC + ".out", group=TOPIC)],
     store=ValkeyStore(os.environ["VALKEY"], namespace=os.environ["NAMESPACE"]),
     kafka=KafkaOptions(
-        bootstrap_servers=os.environ["KAFKA"], commit_interval=0.1, session_timeout=10, drain_timeout=1
+        bootstrap_servers=os.environ["KAFKA"], commit_interval=0.1, drain_timeout=1,
+        session_timeout=float(os.environ.get("LEASE", "10")), heartbeat_interval=0.5,
     ),
 )
 """
@@ -179,6 +182,22 @@ def test_a_worker_takes_it_while_others_watch_pause_and_resume(shop: Shop) -> No
     assert (status, "b  completed  double" in out) == (0, True)
     status, _, err = shop.backfill("cancel", "b")
     assert (status, "is completed, so there is nothing to cancel" in err) == (2, True)
+
+
+@pytest.mark.bench
+def test_a_record_that_kills_its_process_is_found(shop: Shop) -> None:
+    """Started again and again, as a supervisor would, it comes to its end; one record is to blame."""
+    for attempt in range(1, 12):  # noqa: B007 - it is told
+        process = shop.start("backfill", "shop:worker", "--id", "b", "--json", DEADLY="24", LEASE="2")
+        out, _ = process.communicate(timeout=60)
+        if process.returncode != -signal.SIGKILL:
+            break
+    print(f"{attempt} attempts")
+    report = json.loads(out)
+    assert (report["status"], report["completed"], report["failed"]) == ("completed", 38, 2)
+    letters = {one.value: dict(one.headers) for one in shop.topics.read(f"{shop.topic}.{shop.topic}.dlq")}
+    assert letters[b"24"]["pyrula-dlq-reason"] == b"worker died"
+    assert set(letters) == {b"13", b"24"}
 
 
 def test_interrupted_it_lets_go_and_goes_on_with_its_id(shop: Shop) -> None:
