@@ -11,6 +11,7 @@ import pytest
 from tests.guarantees.members import SOAK, Members
 from tests.guarantees.observers import done, repeated_steps
 from tests.services.kafka import KafkaServer
+from tests.services.valkey import ValkeyServer
 from tests.services.waiting import wait_until
 
 NewGroup = Callable[..., Members]
@@ -74,6 +75,27 @@ def test_the_second_sigterm_ends_at_once(new_group: NewGroup) -> None:
         worker.terminate()
         assert worker.wait() == 128 + signal.SIGTERM
         assert time.monotonic() - told < 5
+
+
+def test_sigterm_ends_a_worker_in_time_with_everything_down(
+    kafka: str, topic_prefix: str, namespace: str, tmp_path: Path
+) -> None:
+    # `kafka` is asked for so that a machine without a broker skips this; it has its own, since it kills them.
+    with (
+        KafkaServer() as broker,
+        ValkeyServer() as store,
+        Members(broker.bootstrap, store.url, topic_prefix, namespace, tmp_path / "steps.txt", partitions=2) as group,
+    ):
+        group.produce(10, keys=10)
+        worker = group.start("step", 30, options={"drain_timeout": 1}, binding={"max_concurrency": 4})
+        group.wait_for("start", count=8)
+        broker.kill()
+        store.kill()
+        time.sleep(1)
+        told = time.monotonic()
+        worker.terminate()
+        worker.wait(timeout=30)
+        assert time.monotonic() - told < 1 + IN_TIME + 2, worker.tail()
 
 
 def test_sigterm_ends_a_worker_of_a_frozen_broker(
