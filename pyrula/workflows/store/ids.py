@@ -6,6 +6,7 @@ id of either kind names no run: RunNotFoundError, never another error. Pure: tim
 """
 
 import re
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -35,14 +36,22 @@ class RunId(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "RunId":
         """Raises RunNotFoundError for what is no id."""
-        match = _ID.fullmatch(text) if isinstance(text, str) else None
-        # "~1" is never written, so that a run has one id
-        if match is None or match[3] == "1":
+        if not isinstance(text, str):
             raise RunNotFoundError(text)
-        return cls(int(match[1], 16), f"{match[1]}-{match[2]}", int(match[3] or "1"))
+        return _parsed(text)
 
     def __str__(self) -> str:
         return self.chain if self.link == 1 else f"{self.chain}~{self.link}"
+
+
+@lru_cache(maxsize=8192)
+def _parsed(text: str) -> RunId:
+    """A run's id is taken apart at each call of its life."""
+    match = _ID.fullmatch(text)
+    # "~1" is never written, so that a run has one id
+    if match is None or match[3] == "1":
+        raise RunNotFoundError(text)
+    return RunId(int(match[1], 16), f"{match[1]}-{match[2]}", int(match[3] or "1"))
 
 
 def new_run_id(shard: int, seconds: float, random: int) -> str:

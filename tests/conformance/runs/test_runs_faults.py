@@ -23,7 +23,7 @@ async def proxy(server: Server) -> AsyncIterator[Proxy]:
 @pytest.fixture
 async def rig(proxy: Proxy, server: Server) -> AsyncIterator[Rig]:
     """`store` is behind the proxy and quick to give up on an answer, `other` isn't."""
-    far = ValkeyStore(proxy.url, namespace=server.namespace, shards=1, timeout=0.25, retry_for=10)
+    far = ValkeyStore(proxy.url, namespace=server.namespace, shards=1, timeout=0.25, retry_for=60)
     near = ValkeyStore(server.url, namespace=server.namespace, shards=1)
     await asyncio.gather(far.open(), near.open())
     yield Rig(far, near)

@@ -14,6 +14,7 @@ from pyrula.workflows.store.runs import Submission
 from pyrula.workflows.store.valkey import ValkeyStore, run_listing
 from tests.conformance.runs.rig import SERVED, Rig
 from tests.conformance.server import Server
+from tests.services.valkey import ValkeyServer
 from tests.services.waiting import wait_until_async
 
 QUEUED = frozenset({RunStatus.QUEUED})
@@ -66,7 +67,11 @@ async def test_a_rare_run_among_many_is_found_in_bounded_steps(rig: Rig, monkeyp
     assert [line.run_id for line in await lines(rig, Wanted(name="cart", owner="big", limit=10))] == [rare]
 
 
-async def test_nothing_walks_the_keyspace(rig: Rig, server: Server) -> None:
+async def test_nothing_walks_the_keyspace(own_valkey: ValkeyServer, namespace: str) -> None:
+    server = Server(own_valkey.url, namespace)
+    store = ValkeyStore(server.url, namespace=namespace)
+    await store.open()
+    rig = Rig(store, store)
     await asyncio.gather(*(submit(rig, number) for number in range(50)))
     before = [await server.calls(command) for command in ("keys", "scan")]
     for wanted in (Wanted(), Wanted(name="cart"), Wanted(statuses=QUEUED), Wanted(owner="o"), Wanted(limit=3)):
@@ -74,6 +79,9 @@ async def test_nothing_walks_the_keyspace(rig: Rig, server: Server) -> None:
     await rig.other.count_runs()
     await rig.other.count_runs("cart")
     assert [await server.calls(command) for command in ("keys", "scan")] == before
+    await store.close()
+    await server.clear()
+    await server.close()
 
 
 async def test_a_run_that_was_queued_again_waits_from_then_on(rig: Rig) -> None:

@@ -135,6 +135,10 @@ class Funnel:
         """A script's reply. An error reply is raised, translated."""
         return self._put(wire.evalsha(script, keys, arguments), keys[0], script)
 
+    def run_packed(self, script: Script, key: bytes, data: bytes) -> "asyncio.Future[Any]":
+        """The same of an EVALSHA that is packed already; one of its keys says where it goes."""
+        return self._put(data, key, script)
+
     def ask(self, *command: bytes) -> "asyncio.Future[Any]":
         """A plain command's reply; its second word, if it has one, is its key."""
         return self._put(wire.command(*command), command[1] if len(command) > 1 else None, None)

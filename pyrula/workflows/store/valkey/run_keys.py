@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from pyrula.workflows.store.ids import RunId, digest
+from pyrula.workflows.store.valkey import wire
 
 STRUCTURES: Final = (
     b"run",
@@ -37,6 +38,13 @@ def structures(namespace: str, shard: int) -> tuple[bytes, ...]:
     return tuple(tag(namespace, shard) + name for name in STRUCTURES)
 
 
+@lru_cache(maxsize=1024)
+def packed_structures(namespace: str, shard: int) -> tuple[bytes, bytes]:
+    """The first of them, and all as a request has them."""
+    names = structures(namespace, shard)
+    return names[0], wire.packed(names)
+
+
 def tag(namespace: str, shard: int) -> bytes:
     return b"{%b:%d}" % (namespace.encode(), shard)
 
@@ -61,6 +69,12 @@ class RunKeys:
     def all(self) -> tuple[bytes, ...]:
         """What the scripts that change a run get, in their order."""
         return self.hash, self.journal, self.events, self.inbox, self.met, self.consumed, self.extras
+
+
+@lru_cache(maxsize=4096)
+def keys_of(namespace: str, run: RunId) -> RunKeys:
+    """A run's keys; the same again for the calls that follow one another in its life."""
+    return RunKeys(namespace, run)
 
 
 def idempotency_key(namespace: str, shard: int, entry: str) -> bytes:

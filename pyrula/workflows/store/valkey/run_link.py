@@ -10,9 +10,10 @@ from pyrula.workflows.model import MAX_VALUE
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.refusals import RunNotFoundError
 from pyrula.workflows.store.runs import RETENTION_SECONDS
+from pyrula.workflows.store.valkey import wire
 from pyrula.workflows.store.valkey.ear import Ear
 from pyrula.workflows.store.valkey.funnel import Funnel
-from pyrula.workflows.store.valkey.run_keys import RunKeys, idempotency_key, structures
+from pyrula.workflows.store.valkey.run_keys import STRUCTURES, RunKeys, idempotency_key, keys_of, packed_structures
 from pyrula.workflows.store.valkey.run_scripts import run_script
 from pyrula.workflows.store.valkey.topology import Topology
 
@@ -50,12 +51,13 @@ class RunLink:
         return run
 
     def keys(self, run: RunId) -> RunKeys:
-        return RunKeys(self.namespace, run)
+        return keys_of(self.namespace, run)
 
     def script(self, name: str, shard: int, keys: Sequence[bytes], arguments: Sequence[bytes]) -> "asyncio.Future[Any]":
-        return self.funnel.run(
-            run_script(name), [*structures(self.namespace, shard), *keys], [self.channel, *arguments]
-        )
+        wanted = run_script(name)
+        first, common = packed_structures(self.namespace, shard)
+        data = wire.evalsha_behind(wanted, common, len(STRUCTURES), keys, [self.channel, *arguments])
+        return self.funnel.run_packed(wanted, first, data)
 
     async def entry_of(self, run: RunId) -> list[bytes]:
         """The key of the run's idempotency entry, if it has one."""

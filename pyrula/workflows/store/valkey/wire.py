@@ -19,6 +19,20 @@ def evalsha(script: Script, keys: Sequence[bytes], arguments: Sequence[bytes]) -
     return command(b"EVALSHA", script.digest, b"%d" % len(keys), *keys, *arguments)
 
 
+def packed(arguments: Iterable[bytes]) -> bytes:
+    """Arguments that many requests have in common, packed once."""
+    return _bulk(arguments)
+
+
+def evalsha_behind(
+    script: Script, common: bytes, count: int, keys: Sequence[bytes], arguments: Sequence[bytes]
+) -> bytes:
+    """EVALSHA whose first ``count`` keys are packed already."""
+    head = (b"EVALSHA", script.digest, b"%d" % (count + len(keys)))
+    total = 3 + count + len(keys) + len(arguments)
+    return b"*%d\r\n%b%b%b" % (total, _bulk(head), common, _bulk([*keys, *arguments]))
+
+
 def _bulk(arguments: Iterable[bytes]) -> bytes:
     return b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
 
