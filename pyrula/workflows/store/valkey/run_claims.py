@@ -84,14 +84,15 @@ class Claimer:
         for cls, (name, version) in zip(unstamped, stamps.items(), strict=True):
             described += [cls, version.encode(), class_of(name, version)]
         taken: list[Any] = []
-        while True:
+        # what is ready may turn out to be shut, and then leaves the rings
+        for _ in range(self._runs.shards + 1):
             shares, due = await self._shares(worker, [*stamped, *unstamped], n - len(taken))
             replies = await asyncio.gather(
                 *(self._claim(worker, shard, share, described) for shard, share in shares.items())
             )
             taken += [run for _, runs in replies for run in runs]
             # what was asked of a shard with few runs is asked of the others
-            if len(taken) >= n or not any(runs for _, runs in replies) or self._runs.shards == 1:
+            if len(taken) >= n or not shares or self._runs.shards == 1:
                 break
         dues = [seconds for text in (due, *(due for due, _ in replies)) if (seconds := seconds_of(text)) is not None]
         return taken, min(dues, default=None)

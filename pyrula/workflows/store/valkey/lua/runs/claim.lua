@@ -50,7 +50,7 @@ end
 local runs, steps = {}, most + 64
 -- what this claim opens, it takes by itself as long as it has room
 touched, told = {}, true
-local opened_some = false
+local changed_rings = {}
 while #runs < most and steps > 0 do
   steps = steps - 1
   local best
@@ -100,13 +100,17 @@ while #runs < most and steps > 0 do
       head(class)
     end
   end
-  opened_some = opened_some or next(touched) ~= nil
+  for class in pairs(touched) do
+    changed_rings[class] = true
+  end
   touched = {}
 end
-if opened_some then
-  -- others may take what this one left
-  told = false
-  tell_ready()
+told = false
+for class in pairs(changed_rings) do
+  if first(RING, 'r' .. class) then
+    -- others may take what this one left
+    tell_ready()
+  end
 end
 local reply = {due, runs}
 redis.call('HSET', REPLY, worker, cmsgpack.pack({number, reply}))
