@@ -7,6 +7,7 @@ was gathered before a deploy isn't left.
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from typing import Final
 
@@ -24,6 +25,7 @@ log = logging.getLogger("pyrula.worker")
 _LOOK_SECONDS: Final = 0.5
 _AFTER_DUE: Final = 0.005
 _ALMOST_SECONDS: Final = 0.05
+_AT_ONCE: Final = 200
 _OTHERS_SECONDS: Final = 60.0
 _TOLD_SECONDS: Final = 300.0
 
@@ -61,6 +63,7 @@ class Triggers:
             pause = self._interval
             try:
                 if await self.fire_due():
+                    # others may have fallen due meanwhile
                     pause = 0.0
                 elif self._next_due is not None:
                     pause = min(pause, max(0.0, self._next_due - self._store.now()) + _AFTER_DUE)
@@ -73,12 +76,14 @@ class Triggers:
         return (await self._store.due_batches(self._names())).next_due
 
     async def fire_due(self) -> int:
-        """How many runs were made."""
+        """How many runs were made; 0 if none is due but those that others have, or that no run can be made of."""
         due = await self._store.due_batches(self._names())
         self._next_due = due.next_due
-        answers = await asyncio.gather(*(self._fire(buffer) for buffer in due.buffers), return_exceptions=True)
+        # not the first ones: where many are due, other workers look at the same
+        some = random.sample(due.buffers, min(_AT_ONCE, len(due.buffers)))
+        answers = await asyncio.gather(*(self._fire(buffer) for buffer in some), return_exceptions=True)
         runs = 0
-        for buffer, answer in zip(due.buffers, answers, strict=True):
+        for buffer, answer in zip(some, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
             runs += answer

@@ -45,7 +45,7 @@ end
 redis.call('SET', KEYS[6], '', 'EX', ARGV[10])
 if not batch.m then
   batch.d = math.min(present + batch.w, batch.x and batch.o + batch.x or math.huge)
-elseif not batch.d then
+else
   batch.d = batch.o + batch.w
 end
 redis.call('HSET', OPEN, DIGEST, cmsgpack.pack(batch))
