@@ -15,20 +15,25 @@ from typing import Any, Final, Literal
 
 from pyrula.kafka.attended import PARK_AFTER, AttendedRun
 from pyrula.kafka.attending import AttendingStore, Slots, Verdict
+from pyrula.kafka.away import AwayLanes
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.partition import Partition, Raw, RecordRun
-from pyrula.kafka.record import address_of
+from pyrula.kafka.record import address_of, served_name
+from pyrula.kafka.stored_record import encode_record
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import dumps
 from pyrula.workflows.errors import LeaseLost, PyrulaError, StoreError, StoreUnavailable
 from pyrula.workflows.execution import Execution, LetGo, Outcome
+from pyrula.workflows.store.lanes import HANDED_OVER, HandedOver, HandingOver, LaneState
 from pyrula.workflows.store.lifecycle import RunStatus
+from pyrula.workflows.store.messages import Wait
 from pyrula.workflows.store.payloads import Failure, encode_refusal, failure_of
 from pyrula.workflows.store.port import Token
 from pyrula.workflows.store.record_changes import RecordId
 from pyrula.workflows.store.record_places import answer_where
 from pyrula.workflows.store.records import ENDED, WHERE, Registration
 from pyrula.workflows.store.runs import Query, Subscription
+from pyrula.workflows.worker.patience import ask_until_answered
 
 __all__ = ["AddressBook", "Addresses"]
 
@@ -44,8 +49,7 @@ class Addresses:
     def __init__(
         self,
         partition: Partition,
-        registration: Registration,
-        board: dict[int, int],
+        registered: "Registered",
         store: AttendingStore,
         slots: Slots,
         verdict: Verdict,
@@ -53,7 +57,7 @@ class Addresses:
         end: Callable[[], int | None],
     ) -> None:
         self.partition = partition
-        self.registration = registration
+        self.registration = registered.registration
         self.news = -1
         self._end = end
         self._store = store
@@ -61,13 +65,15 @@ class Addresses:
         self._verdict = verdict
         self._clock = clock
         self._counts: dict[int, int] = {}
+        if registered.lanes:
+            partition.away = AwayLanes(partition, self.registration, registered.lanes, store, slots.offer)
         self._looking: asyncio.Task[None] | None = None
         self._look_again = False
         self._answering: set[asyncio.Task[None]] = set()
-        for position, count in board.items():
-            if count == ENDED:
+        for position, count in registered.board.items():
+            if count in (ENDED, HANDED_OVER):
                 self._of(position).ended = True
-                self._counts[position] = ENDED
+                self._counts[position] = count
             elif not partition.is_over(position):
                 self._of(position)
 
@@ -75,6 +81,8 @@ class Addresses:
         attended = self.partition.addressed.get(position)
         if attended is None:
             attended = AttendedRun(self.partition, position, self._store, self._slots, self._verdict, self._clock)
+            if self._store.hands_over and not self.partition.binding.exactly_once:
+                attended.departure = self._hand_over
             self.partition.addressed[position] = attended
             self._counts.setdefault(position, 0)
         assert isinstance(attended, AttendedRun)
@@ -102,6 +110,35 @@ class Addresses:
         """A record can't go on until somebody says so, then by this run."""
         self._of(record.offset).hold(record, text, run)
 
+    async def _hand_over(self, run: RecordRun, seen: int, waits: tuple[Wait, ...]) -> HandedOver:
+        """To the store, with its lane; what is behind it then waits until the lane is home."""
+        partition, binding, record = self.partition, self.partition.binding, run.origin
+        away = self._lanes()
+        lane = None if binding.release_lane else away.lane(record)
+        run_id = RecordId.parse(partition.run_id(record.offset))
+        assert run_id is not None
+        handing = HandingOver(
+            run_id,
+            lane,
+            served_name(binding.cluster, binding.group, partition.tp.topic),
+            encode_record(record),
+            run.attempt,
+            seen,
+            waits,
+            () if run.journal is None else run.journal.rows(),
+        )
+        answer = await ask_until_answered(lambda: self._store.hand_over(self.registration, partition.token, handing))
+        if answer.taken and not partition.closed:
+            self._counts[record.offset] = HANDED_OVER
+            if lane is not None:
+                away.left(lane, record.offset, str(run_id))
+        return answer
+
+    def _lanes(self) -> AwayLanes:
+        if not isinstance(self.partition.away, AwayLanes):
+            self.partition.away = AwayLanes(self.partition, self.registration, {}, self._store, self._slots.offer)
+        return self.partition.away
+
     async def passed(self, below: int) -> None:
         """Everything under an offset is committed."""
         positions = [position for position in self._counts if position < below]
@@ -118,6 +155,8 @@ class Addresses:
         for task in (self._looking, *self._answering):
             if task is not None:
                 task.cancel()
+        if isinstance(self.partition.away, AwayLanes):
+            self.partition.away.close()
 
     # what clients did
 
@@ -149,7 +188,7 @@ class Addresses:
 
     async def _notice(self, position: int, count: int) -> None:
         partition = self.partition
-        if partition.closed or count == ENDED or self._counts.get(position) == count:
+        if partition.closed or count in (ENDED, HANDED_OVER) or self._counts.get(position) == count:
             return
         self._counts[position] = count
         if partition.is_over(position) and position not in partition.addressed:
@@ -202,7 +241,8 @@ class Addresses:
             return answer_where(RunStatus.RUNNING, [["started", began, {"worker": "", "attempt": run.attempt}]])
         if isinstance(attended, AttendedRun) and not attended.ended:
             return answer_where(attended.status, [])
-        if partition.is_over(position) or position >= (self._end() or 0):
+        end = self._end()
+        if partition.is_over(position) or (end is not None and position >= end):
             return answer_where(None, [])
         return answer_where(RunStatus.QUEUED, [])
 
@@ -262,14 +302,13 @@ class AddressBook:
             below,
             over,
         )
-        return Registered(registration, await self._store.register_source(token, registration))
+        board = await self._store.register_source(token, registration)
+        return Registered(registration, board, await self._store.lanes(registration))
 
     def open(self, partition: Partition, registered: "Registered", end: Callable[[], int | None]) -> None:
         """The partition begins; `end` gives the end of its log, as far as that is known."""
         slots, verdict = self._served[partition.binding]
-        addresses = Addresses(
-            partition, registered.registration, registered.board, self._store, slots, verdict, self._clock, end
-        )
+        addresses = Addresses(partition, registered, self._store, slots, verdict, self._clock, end)
         partition.addresses = addresses
         key = f"{partition.shard}-{registered.registration.address}"
         self._open[key] = addresses
@@ -315,8 +354,9 @@ class AddressBook:
 class Registered:
     """A partition whose runs can be reached, and what was known of them then."""
 
-    __slots__ = ("board", "registration")
+    __slots__ = ("board", "lanes", "registration")
 
-    def __init__(self, registration: Registration, board: dict[int, int]) -> None:
+    def __init__(self, registration: Registration, board: dict[int, int], lanes: dict[bytes, LaneState]) -> None:
         self.registration = registration
         self.board = board
+        self.lanes = lanes

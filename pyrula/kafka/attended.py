@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from copy import copy
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pyrula.kafka.attending import AttendingStore, Slots, Verdict
 from pyrula.kafka.partition import Ending, Partition, Raw, RecordRun
@@ -26,6 +26,7 @@ from pyrula.workflows.errors import LeaseLost, SerializationError, StoreError
 from pyrula.workflows.execution import ChildRequest, Execution, Outcome
 from pyrula.workflows.replay.journal import Entry
 from pyrula.workflows.stamps import Stamp
+from pyrula.workflows.store.lanes import HandedOver
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import (
     WAIT_STATUS,
@@ -34,6 +35,7 @@ from pyrula.workflows.store.messages import (
     Interrupt,
     Parent,
     Unread,
+    Wait,
     earliest,
     wakes,
 )
@@ -43,11 +45,15 @@ from pyrula.workflows.store.records import RecordState
 from pyrula.workflows.store.runs import RETENTION_SECONDS, Submission
 from pyrula.workflows.worker.patience import ask_until_answered
 
-__all__ = ["PARK_AFTER", "AttendedRun"]
+__all__ = ["PARK_AFTER", "AttendedRun", "Departure"]
 
 log = logging.getLogger("pyrula.kafka")
 
 PARK_AFTER: Final = 1.0
+
+
+# Hands a run that stands still over to the store: the run, the last message that it has, what it waits for.
+Departure: TypeAlias = Callable[[RecordRun, int, tuple[Wait, ...]], Awaitable[HandedOver]]
 
 
 class AttendedRun:
@@ -84,6 +90,9 @@ class AttendedRun:
         self._resting = False
         self._returning = False
         self._timer: asyncio.TimerHandle | None = None
+        self.departure: Departure | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._called = False
         self._held: tuple[Raw, RecordRun | None] | None = None
         self._outcome: Outcome | None = None
         self._failure: Failure | None = None
@@ -309,9 +318,43 @@ class AttendedRun:
             left = max(0.0, due - self._clock.now().timestamp())
             self._timer = loop.call_later(left, self._wake, context=Context())
         self._slots.rest(self.partition)
+        if self.departure is not None:
+            loop = asyncio.get_running_loop()
+            self._leaving = Context().run(loop.create_task, self._leave(run, waits), name=f"hand over {self.run_id}")
+
+    async def _leave(self, run: RecordRun, waits: tuple[Wait, ...]) -> None:
+        """To the store, which keeps it while it waits; if that refuses, it goes on resting here."""
+        taken = False
+        try:
+            if (flush := self._changes.flush) is not None and not flush.done:
+                await flush.wait()
+            assert self.departure is not None
+            if self._resting and not self._returning and not self.partition.closed:
+                answer = await self.departure(run, self._given, waits)
+                taken = answer.taken
+                for unread in answer.messages:
+                    self._unread.setdefault(unread.number, unread)
+        except LeaseLost:
+            pass  # the partition is about to be dropped
+        except StoreError as error:
+            log.warning("run %s stays here: %s", self.run_id, error)
+        finally:
+            self._leaving = None
+        if self.partition.closed:
+            return
+        if taken:
+            self.ended = self._changes.over = True
+            run.parked()
+        else:
+            self._deliver()
+            if self._called:
+                self._called = False
+                self._wake()
 
     def _wake(self) -> None:
-        if self._resting and not self._returning:
+        if self._leaving is not None:
+            self._called = True
+        elif self._resting and not self._returning:
             self._returning = True
             self._slots.come_back(self.partition, self._back)
 
@@ -431,5 +474,7 @@ class AttendedRun:
         self._changes.let_go()
         if self._timer is not None:
             self._timer.cancel()
+        if self._leaving is not None:
+            self._leaving.cancel()
         if self._reading is not None:
             self._reading.cancel()

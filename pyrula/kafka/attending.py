@@ -5,13 +5,14 @@ from typing import Protocol
 
 from pyrula.kafka.partition import Partition, Raw, RecordRun
 from pyrula.workflows.stamps import Stamp
+from pyrula.workflows.store.lanes import LaneStore
 from pyrula.workflows.store.records import RecordStore
-from pyrula.workflows.store.runs import Submission, Submitted
+from pyrula.workflows.store.runs import Submission, Submitted, Subscription
 
 __all__ = ["AttendingStore", "Slots", "Verdict"]
 
 
-class AttendingStore(RecordStore, Protocol):
+class AttendingStore(RecordStore, LaneStore, Protocol):
     """What of a store runs of records need."""
 
     def now(self) -> float: ...
@@ -19,6 +20,8 @@ class AttendingStore(RecordStore, Protocol):
     def new_run_id(
         self, *, name: str, idempotency_key: str | None = None, parent: str | None = None, stamp: Stamp | None = None
     ) -> str: ...
+
+    def on_change(self, run_id: str, callback: Callable[[], None]) -> Subscription: ...
 
     async def submit(self, submission: Submission) -> Submitted: ...
 
@@ -31,6 +34,9 @@ class Slots(Protocol):
 
     def come_back(self, partition: Partition, take: Callable[[], bool]) -> None:
         """Call `take` once there is a slot; it says whether it still needs it."""
+
+    def offer(self, partition: Partition) -> None:
+        """The partition may have heads of lanes ready: see that they are taken."""
 
     def enter(self, partition: Partition, *, rested: bool) -> None:
         """Take a slot, be there one or not; `rested`: for one that stood still."""

@@ -42,7 +42,8 @@ class Binding:
     record whose attempts are used up. `on_out_of_range` is what happens when the committed offset no longer exists.
     `exactly_once` writes what a record produces (dead letters, too) and its offset in one Kafka transaction: readers
     with isolation level read_committed see each output once. `keep` says which ended runs a client can still ask about
-    for 7 days: those that failed, "all" or "none".
+    for 7 days: those that failed, "all" or "none". With `release_lane` the lane of a record that waits in the store
+    goes on without it.
     """
 
     __slots__ = (
@@ -58,6 +59,7 @@ class Binding:
         "on_out_of_range",
         "ordering",
         "output",
+        "release_lane",
         "retry",
         "run_timeout",
         "topics",
@@ -83,6 +85,7 @@ class Binding:
         auto_offset_reset: OffsetReset = "earliest",
         on_out_of_range: OnOutOfRange = "earliest",
         keep: Keep = "failed",
+        release_lane: bool = False,
         run_timeout: float | None = None,
         exactly_once: bool = False,
     ) -> None:
@@ -104,6 +107,7 @@ class Binding:
         self.auto_offset_reset: OffsetReset = auto_offset_reset
         self.on_out_of_range: OnOutOfRange = on_out_of_range
         self.keep: Keep = keep
+        self.release_lane = release_lane
         self.run_timeout = workflow.timeout if run_timeout is None else run_timeout
         self.exactly_once = exactly_once
         self._check()

@@ -91,6 +91,10 @@ class RunEndings:
         elif outcome.status == "failed":
             assert outcome.error is not None
             self._failed(run, outcome.error)
+        elif outcome.status == "parked":
+            partition.complete([run.origin])
+            self._tell("handed_over", partition, run.origin, run.attempt, None, run.started)
+            self._release(partition)
         elif outcome.status == "cancelled":
             self._when_durable(run, partial(self._finish, run, "cancelled", None))
         elif outcome.status == "paused" and outcome.error is None:

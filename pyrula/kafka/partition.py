@@ -141,6 +141,16 @@ class Attended(Protocol):
         """Its record is about to be complete: write down how it ended, then go on."""
 
 
+class Away(Protocol):
+    """Lanes that are not here, since a record of theirs was handed over."""
+
+    def fresh(self, records: list[Raw]) -> list[Raw]:
+        """Those of the records that were read which aren't in the store, or done."""
+
+    def keeps(self, head: Any) -> bool:
+        """Whether the head of a lane has to wait until the lane is home."""
+
+
 class Attending(Protocol):
     """Who looks after the runs of a partition that others may take part in, or that are to be kept."""
 
@@ -214,6 +224,8 @@ class Partition:
         # Runs that others may take part in, or that are to be kept, by offset; who looks after them, if anybody does.
         self.addressed: dict[int, Attended] = {}
         self.addresses: Attending | None = None
+        # Lanes of which a record was handed over, if there are any.
+        self.away: Away | None = None
         self.on_close: Callable[[], None] | None = None
         self._journal_bytes: dict[int, int] = {}
         self._live_bytes = 0
@@ -247,6 +259,8 @@ class Partition:
         tracker.extend([record.offset for record in records])
         if mapped:
             records = [record for record in records if not tracker.is_done(record.offset)]
+        if self.away is not None:
+            records = self.away.fresh(records)
         self.buffered += len(records)
         self.buffered_bytes += _size(records)
         self.lanes.extend(records)

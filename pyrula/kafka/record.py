@@ -187,6 +187,11 @@ def address_of(cluster: str, group: str, topic: str, partition: int) -> str:
     return f"k{stream_digest(cluster, group, topic)}-{partition}"
 
 
+def served_name(cluster: str, group: str, topic: str) -> str:
+    """The name under which the runs of a topic's records are claimed: only a binding of theirs may execute them."""
+    return f"@k{stream_digest(cluster, group, topic)}"
+
+
 def run_id(shard: int, cluster: str, group: str, topic: str, partition: int, offset: int, incarnation: int = 1) -> str:
     """The id of the run of a record; the incarnation is written from the second on."""
     base = f"{shard:02x}-{address_of(cluster, group, topic, partition)}-{offset}"

@@ -323,6 +323,8 @@ class Replayers:
             while taken < most and ready and present is not None:
                 head = ready.popleft()
                 taken += 1
+                if partition.away is not None and partition.away.keeps(head):
+                    continue
                 counted = False
                 try:
                     if self._busy_lanes or partition.addressed or partition.marks is not None:

@@ -23,6 +23,7 @@ from pyrula.kafka.deaths import CAREFUL_AT_ONCE
 from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.events import BindingHealth, BindingStats, Health, Observer
 from pyrula.kafka.garbage import collected_rarely
+from pyrula.kafka.handed import HandedOverRuns
 from pyrula.kafka.oldest import OldestWatch
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.outputs import Outputs
@@ -97,6 +98,7 @@ class KafkaWorker:
         self._topics: dict[GroupConsumer, TopicWatch] = {}
         self._looking: list[asyncio.Task[None]] = []
         self._book = AddressBook(store, self._clock)
+        self._handed = HandedOverRuns(store, self._clock, lambda: self.on_event)
         self._oldest = OldestWatch()
         self._solitude = Solitude(lambda: sum(pool.bodies for pool in self._all_pools()), self._wake_pools)
         self._reported = monotonic()
@@ -276,6 +278,8 @@ class KafkaWorker:
             )
             self._groups.append(consumer)
         await asyncio.gather(*(group.start() for group in self._groups))
+        if self.store.hands_over:
+            self._handed.start()
         self._look_for_topics()
         self._look_for_backfills(self._commits)
         self._state = "healthy"
@@ -316,6 +320,7 @@ class KafkaWorker:
             endings.pool = pool
             pool.solitude = self._solitude
             self._book.serve(binding, pool, endings)
+            self._handed.serve(pool, outputs)
             self._pools.append(pool)
             self._endings.append(endings)
             topics = groups.setdefault((binding.cluster, binding.group), {})
@@ -409,7 +414,9 @@ class KafkaWorker:
         for task in self._looking:
             task.cancel()
         await asyncio.gather(*self._looking, return_exceptions=True)
-        await _all_of([*(group.stop() for group in self._groups), self._stop_backfills()])
+        drain = max(options.drain_timeout for options in self._clusters.values())
+        stopping = [*(group.stop() for group in self._groups), self._handed.stop(drain), self._stop_backfills()]
+        await _all_of(stopping)
         await _all_of(pool.stop() for pool in self._pools)
         if self._commits is not None:
             await self._commits.close()

@@ -347,9 +347,10 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 async def replayed(
     definition: WorkflowDefinition[Any, Any],
     run_id: str,
-    kwargs: dict[str, Any],
+    kwargs: dict[str, Any] | None,
     rows: Iterable[tuple[int, bytes]],
     *,
+    args: tuple[Any, ...] = (),
     clock: Clock,
     tenant: tuple[str, Any] = ("", None),
     attempt: int = 1,
@@ -358,7 +359,7 @@ async def replayed(
     """A run that nobody holds, while its journal is replayed: nothing is written, no step starts, nothing is sent."""
     host: Any = _Reader(tenant, sends)
     journal = Journal.load(rows)
-    run = Execution(definition, run_id, host, (), kwargs, journal=journal, attempt=attempt, clock=clock)
+    run = Execution(definition, run_id, host, args, kwargs, journal=journal, attempt=attempt, clock=clock)
     run.desk = desk = Desk()
     desk.read_only = True
     running = asyncio.create_task(run.run())

@@ -122,8 +122,14 @@ class ValkeyRecords(ValkeyRunHolder):
             raise RunNotFoundError(str(record))
         return found if found[0] else None
 
-    async def _locate(self, record: RecordId) -> Place:
-        return await locate(self, str(record))
+    async def _locate(self, record: RecordId) -> Place | None:
+        """None if the store has come to know of it meanwhile: look again."""
+        try:
+            return await locate(self, str(record))
+        except RunNotFoundError:
+            if await self._see(record, b"status") is None:
+                raise
+            return None
 
     async def status(self, run_id: str) -> RunStatus:
         record = RecordId.parse(run_id)
@@ -132,7 +138,10 @@ class ValkeyRecords(ValkeyRunHolder):
         found = await self._see(record, b"status")
         if found == ELSEWHERE:
             return await super().status(run_id)
-        return (await self._locate(record)).status if found is None else read_status(found[0])
+        if found is not None:
+            return read_status(found[0])
+        place = await self._locate(record)
+        return await self.status(run_id) if place is None else place.status
 
     async def result(self, run_id: str) -> Result | None:
         record = RecordId.parse(run_id)
@@ -193,6 +202,8 @@ class ValkeyRecords(ValkeyRunHolder):
 
     async def _unwritten(self, record: RecordId) -> RunDetail:
         place = await self._locate(record)
+        if place is None:
+            return await self.detail(str(record))
         name, version, metadata = await self._about(record, b"name", b"version", b"metadata")
         return RunDetail(
             run_id=str(record),
@@ -238,7 +249,8 @@ class ValkeyRecords(ValkeyRunHolder):
         if found == ELSEWHERE:
             return await super().events(run_id)
         if found is None:
-            return list((await self._locate(record)).events)
+            place = await self._locate(record)
+            return await self.events(run_id) if place is None else list(place.events)
         return await self.events_of(run_id, 0)
 
     async def history(self, run_id: str) -> History:
@@ -306,7 +318,8 @@ class ValkeyRecords(ValkeyRunHolder):
         if verdict == b"elsewhere":
             return None
         if verdict == b"missing":
-            return b"refused", (await self._locate(record)).status
+            place = await self._locate(record)
+            return await self._go_on(record, verb, event) if place is None else (b"refused", place.status)
         return verdict, read_status(rest[0])
 
     async def ask(self, run_id: str, query: Query, *, seconds: float) -> None:

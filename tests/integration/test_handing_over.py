@@ -1,0 +1,236 @@
+"""Records that wait are handed over to the store: their offsets complete, their lanes wait, and come home."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pyrula.kafka import Record
+from pyrula.workflows import (
+    Context,
+    DurableInvocationError,
+    Retry,
+    RunFinishedError,
+    RunNotFoundError,
+    ValkeyStore,
+    WorkflowClient,
+    step,
+    workflow,
+)
+from pyrula.workflows.client.handle import RunHandle
+from tests.integration.rig import Rig
+from tests.services.topics import Message
+
+executed: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of the tests promises no disk; what is tested here doesn't rest on it."""
+    executed.clear()
+    monkeypatch.setattr(ValkeyStore, "hands_over", True)
+
+
+@pytest.fixture
+async def client(rig: Rig) -> AsyncIterator[WorkflowClient]:
+    store = ValkeyStore(rig.valkey, namespace=rig.namespace)
+    yield WorkflowClient(store, poll_interval=0.1)
+    await store.close()
+
+
+@step
+async def note(text: str) -> str:
+    executed.append(text)
+    return text
+
+
+@workflow(name="handed.order")
+async def handle_order(ctx: Context, record: Record[str]) -> str:
+    order = record.value
+    await ctx.step(note, f"reserve {order}")
+    if order.startswith("w"):
+        by = await ctx.wait_for_signal("paid")
+        assert ctx.record is not None
+        assert (ctx.record.key, ctx.record.headers) == (record.key, record.headers)
+        await ctx.step(note, f"ship {order} to {by}")
+        await ctx.send(f"{record.topic}.out", f"{order} {by}", key=record.key)
+    if order.endswith("!"):
+        raise ValueError(f"no {order}")
+    return order
+
+
+@workflow(name="handed.cart")
+async def fill_cart(ctx: Context, order: str) -> list[str]:
+    items: list[str] = []
+    ctx.on_update("add", lambda sku: items.append(sku))
+    ctx.on_query("items", lambda: items)
+    await ctx.wait_for_signal("checkout")
+    return items
+
+
+async def find(client: WorkflowClient, rig: Rig, binding: Any, offset: int) -> RunHandle[Any]:
+    async def reachable() -> RunHandle[Any] | None:
+        try:
+            return await client.record_run(binding, 0, offset)
+        except RunNotFoundError:
+            return None
+
+    run: RunHandle[Any] = await rig.until(reachable, "the partition to be registered")
+    return run
+
+
+async def handed_over(rig: Rig, run: RunHandle[Any]) -> None:
+    async def there() -> bool:
+        return "handed_over" in [event.type for event in await run.events()]
+
+    await rig.until(there, f"{run} to be handed over")
+
+
+async def test_the_offset_of_a_record_that_waits_completes(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create(f"{rig.topic}.out")
+    await rig.produce([Message(b"a", b"w1", headers=(("h", b"1"),)), Message(b"b", b"o2")])
+    binding = rig.binding(handle_order)
+    async with rig.running(binding) as running:
+        await rig.until_committed(2)
+        run = await find(client, rig, binding, 0)
+        assert await run.status() == "signal_waiting"
+        assert [event.offset for event in running.told("handed_over")] == [0]
+        await run.signal("paid", "ada")
+        assert await run.result(timeout=30) == "w1"
+        with pytest.raises(RunFinishedError):
+            await run.signal("paid", "bob")
+        await rig.until(lambda: running.worker.stats()[0].completed == 2, "both to be counted")
+    assert sorted(executed) == ["reserve o2", "reserve w1", "ship w1 to ada"]
+    (sent,) = await rig.read(f"{rig.topic}.out")
+    assert (sent.key, sent.value) == (b"a", b'"w1 ada"')
+    assert dict(sent.headers)["pyrula-output-id"] == f"{run}:0".encode()
+
+
+async def test_it_outlives_its_worker_and_the_commit(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create(f"{rig.topic}.out")
+    await rig.produce([Message(b"a", b"w1")])
+    binding = rig.binding(handle_order)
+    async with rig.running(binding):
+        await rig.until_committed(1)
+    run = await client.record_run(binding, 0, 0)
+    await run.signal("paid", "ada")
+    assert await run.status() == "queued"
+    async with rig.running(binding):
+        assert await run.result(timeout=30) == "w1"
+    assert executed == ["reserve w1", "ship w1 to ada"]
+
+
+async def test_the_key_waits_and_comes_home(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create(f"{rig.topic}.out")
+    await rig.produce([Message(b"a", value) for value in (b"o0", b"w1", b"o2", b"w3", b"o4")] + [Message(b"b", b"o5")])
+    binding = rig.binding(handle_order, max_concurrency=2)
+    async with rig.running(binding) as running:
+        first = await find(client, rig, binding, 1)
+        await handed_over(rig, first)
+        await rig.until(lambda: "reserve o5" in executed, "the other key to go on")
+        await rig.until_committed(2)
+        assert executed == ["reserve o0", "reserve w1", "reserve o5"] or "reserve o2" not in executed
+        assert running.worker.stats()[0].in_flight == 0
+        await first.signal("paid", "1")
+        second = await find(client, rig, binding, 3)
+        await handed_over(rig, second)
+        await second.signal("paid", "3")
+        await rig.until_committed(6)
+        await rig.until(lambda: "reserve o4" in executed, "the last of the key")
+    assert [text for text in executed if "o5" not in text] == [
+        "reserve o0", "reserve w1", "ship w1 to 1", "reserve o2", "reserve w3", "ship w3 to 3", "reserve o4",
+    ]  # fmt: skip
+
+
+async def test_a_lane_that_is_away_is_known_to_the_next_worker(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create(f"{rig.topic}.out")
+    await rig.produce([Message(b"a", b"w0"), Message(b"a", b"o1")])
+    binding = rig.binding(handle_order)
+    async with rig.running(binding):
+        await rig.until_committed(1)
+    async with rig.running(binding) as running:
+        await rig.until(lambda: running.worker.stats()[0].partitions == 1, "it to have the partition")
+        run = await find(client, rig, binding, 0)
+        await asyncio.sleep(1.5)
+        assert executed == ["reserve w0"]
+        await run.signal("paid", "ada")
+        await rig.until_committed(2)
+    assert executed == ["reserve w0", "ship w0 to ada", "reserve o1"]
+
+
+async def test_a_lane_may_be_released(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create(f"{rig.topic}.out")
+    await rig.produce([Message(b"a", b"w0"), Message(b"a", b"o1")])
+    binding = rig.binding(handle_order, release_lane=True)
+    async with rig.running(binding):
+        await rig.until_committed(2)
+        run = await find(client, rig, binding, 0)
+        await run.signal("paid", "ada")
+        assert await run.result(timeout=30) == "w0"
+    assert executed == ["reserve w0", "reserve o1", "ship w0 to ada"]
+
+
+async def test_one_that_fails_later_is_dead_lettered(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create(f"{rig.topic}.out")
+    await rig.produce([Message(b"a", b"w1!"), Message(b"a", b"o2")])
+    binding = rig.binding(handle_order, retry=Retry(max_attempts=2, initial=0.1))
+    async with rig.running(binding) as running:
+        run = await find(client, rig, binding, 0)
+        await handed_over(rig, run)
+        await run.signal("paid", "ada")
+        with pytest.raises(DurableInvocationError, match="no w1!"):
+            await run.result(timeout=30)
+        await rig.until_committed(2)
+        assert [event.attempt for event in running.told("dead_lettered")] == [2]
+    (letter,) = await rig.read(rig.letters)
+    assert (letter.key, letter.value, dict(letter.headers)["pyrula-dlq-attempts"]) == (b"a", b"w1!", b"2")
+    assert executed == ["reserve w1!", "ship w1! to ada", "reserve o2"]
+    assert await rig.read(f"{rig.topic}.out") == []
+
+
+async def test_one_that_waits_is_talked_to(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create()
+    await rig.produce([b"o1"])
+    binding = rig.binding(fill_cart)
+    async with rig.running(binding):
+        run = await find(client, rig, binding, 0)
+        await handed_over(rig, run)
+        await run.update("add", {"sku": "A"}, update_id="u1")
+        await run.update("add", {"sku": "A"}, update_id="u1")
+        assert await run.query("items") == ["A"]
+        await run.signal("checkout")
+        assert await run.result(timeout=30) == ["A"]
+
+
+async def test_one_that_waits_is_cancelled(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create(f"{rig.topic}.out")
+    await rig.produce([Message(b"a", b"w1"), Message(b"a", b"o2")])
+    binding = rig.binding(handle_order)
+    async with rig.running(binding) as running:
+        run = await find(client, rig, binding, 0)
+        await handed_over(rig, run)
+        assert await run.cancel(timeout=20) == "cancelled"
+        await rig.until_committed(2)
+        assert [event.offset for event in running.told("cancelled")] == [0]
+    assert executed == ["reserve w1", "reserve o2"]
+    assert await rig.read(rig.letters) == []
+
+
+async def test_a_store_that_promises_no_disk_is_handed_nothing(
+    rig: Rig, client: WorkflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ValkeyStore, "hands_over", False)
+    await rig.create()
+    await rig.produce([Message(b"a", b"w1")])
+    binding = rig.binding(handle_order)
+    async with rig.running(binding):
+        run = await find(client, rig, binding, 0)
+
+        async def waits() -> bool:
+            return await run.status() == "signal_waiting"
+
+        await rig.until(waits, "it to wait")
+        await asyncio.sleep(0.5)
+        assert await rig.offset() == 0
+        assert await run.cancel() == "cancelled"
