@@ -21,12 +21,13 @@ from pyrula.cli.numbers import count
 from pyrula.cli.problem import Problem
 from pyrula.kafka import Backfill, Binding, KafkaWorker
 from pyrula.workflows import BackfillClient, BackfillReport
+from pyrula.workflows.backfills import Pace
 from pyrula.workflows.definition import WorkflowDefinition, find_definition
 from pyrula.workflows.errors import PyrulaError
 
 __all__ = ["add_command"]
 
-_VERBS = ("start", "watch", "status", "pause", "resume", "cancel", "list")
+_VERBS = ("start", "watch", "status", "pause", "resume", "cancel", "redrive", "list")
 _LOOK_SECONDS = 0.5
 _HELP = """\
 Run the records of a topic from START up to END once more (or for the first time) through a workflow, beside live
@@ -35,7 +36,8 @@ which store, cluster and binding are meant. START and END are offsets, times suc
 such as 24h, earliest or latest; they are looked up once, when the backfill begins. Interrupted, the same --id goes on
 with it, here or in any worker that has the workflow.
 
-VERB: start (if none is given), or for an ID: watch it to its end, status, pause, resume, cancel; or list all there are.
+VERB: start (if none is given), or for an ID: watch it to its end, status, pause, resume, cancel, redrive (run what
+failed once more, from its dead letters); or list all there are.
 
 The exit status is 0 if all that was in the range and matched is done, 1 if records failed or it didn't come to its end.
 """
@@ -103,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     worker = find_kafka_worker(arguments.worker)
     verb = "watch" if arguments.watch else arguments.verb
-    if arguments.of is not None and arguments.id not in (None, arguments.of):
+    if verb != "redrive" and arguments.of is not None and arguments.id not in (None, arguments.of):
         raise Problem(f"the id is given twice, as {arguments.of!r} and as --id {arguments.id!r}")
     backfill_id = arguments.of if arguments.of is not None else arguments.id
     try:
@@ -115,6 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
             return asyncio.run(_list(worker, arguments.json))
         if backfill_id is None:
             raise Problem(f"{verb} which one? Give its id; `pyrula backfill {arguments.worker} list` lists them")
+        if verb == "redrive":
+            return asyncio.run(_redrive(worker, arguments, backfill_id))
         return asyncio.run(_control(worker, verb, backfill_id, arguments.json))
     except PyrulaError as error:
         raise Problem(str(error)) from error
@@ -144,7 +148,25 @@ async def _start(worker: KafkaWorker, arguments: argparse.Namespace, backfill_id
             )
         print(backfill.id)
         return 0
-    if not arguments.dry_run:
+    return await _run(worker, backfill, arguments)
+
+
+async def _redrive(worker: KafkaWorker, arguments: argparse.Namespace, backfill_id: str) -> int:
+    new_id = arguments.id if arguments.of is not None else None
+    async with _client(worker) as backfills:
+        report = await backfills.status(backfill_id)
+        if arguments.detach:
+            asked = backfills.redrive(
+                backfill_id, new_id=new_id, max_concurrency=arguments.max_concurrency, rate=arguments.rate
+            )
+            print((await asked).id)
+            return 0
+    pace = Pace(arguments.max_concurrency, arguments.rate)
+    return await _run(worker, Backfill.redrive(report, worker.bindings, id=new_id, pace=pace), arguments)
+
+
+async def _run(worker: KafkaWorker, backfill: Backfill, arguments: argparse.Namespace) -> int:
+    if not backfill.dry_run:
         print(f"backfill {backfill.id} (to go on with it after an interruption: --id {backfill.id})", file=sys.stderr)
     bars = Bars()
     task = asyncio.ensure_future(worker.backfill(backfill, on_progress=bars.show))

@@ -162,7 +162,7 @@ def lines_of(report: BackfillReport) -> list[str]:
     if report.failed and not report.dry_run:
         lines.append(
             f"{report.failed:,} dead letters are in {report.dead_letter_topic}, with the header pyrula-backfill: "
-            f"{report.id}"
+            f"{report.id}; to run them once more: pyrula backfill MODULE:WORKER redrive {report.id}"
         )
     return lines
 

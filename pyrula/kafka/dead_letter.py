@@ -7,7 +7,7 @@ and failed again carries the headers of its last round only; the record's own he
 from zlib import crc32
 
 from pyrula.kafka.partition import Raw
-from pyrula.workflows.codec import dumps
+from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.execution import Output
 
 PREFIX = "pyrula-dlq-"
@@ -71,3 +71,11 @@ def encode_journal(rows: list[tuple[int, bytes]]) -> bytes:
     """A run's journal for a header: format, checksum, rows."""
     body = dumps([[index, data.decode()] for index, data in rows])
     return b"1:%08x:" % crc32(body) + body
+
+
+def decode_journal(header: bytes) -> list[tuple[int, bytes]]:
+    """What `encode_journal` wrote. ValueError for anything else."""
+    form, checksum, body = header.split(b":", 2)
+    if form != b"1" or int(checksum, 16) != crc32(body):
+        raise ValueError("no journal of format 1")
+    return [(index, data.encode()) for index, data in loads(body)]

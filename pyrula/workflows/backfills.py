@@ -120,7 +120,8 @@ class Request:
 
     `group` names the binding of the workflow whose options count (None: the workflow's only binding, or the options'
     defaults); `where` the predicate, as ``module:name``; `output` and `dead_letter_topic` take the place of the
-    binding's. Raises ConfigurationError for what can't be meant.
+    binding's. `failed_of` is the backfill whose dead letters, and nothing else of the topic, are run. Raises
+    ConfigurationError for what can't be meant.
     """
 
     workflow: str
@@ -133,6 +134,7 @@ class Request:
     where: str | None = None
     output: str | None = None
     dead_letter_topic: str | None = None
+    failed_of: str | None = None
 
     def __post_init__(self) -> None:
         start, end = self.start, self.end
@@ -142,6 +144,8 @@ class Request:
             raise ConfigurationError(f"the end ({end}) is before the start ({start})")
         if start.kind == "latest" and end.kind == "earliest":
             raise ConfigurationError("the end (earliest) is before the start (latest)")
+        if self.failed_of is not None and self.where is not None:
+            raise ConfigurationError("a redrive runs all that failed, so it takes no where=")
 
     @classmethod
     def of(
@@ -157,6 +161,7 @@ class Request:
         where: str | None = None,
         output: str | None = None,
         dead_letter_topic: str | None = None,
+        failed_of: str | None = None,
     ) -> "Request":
         """From what a person gives."""
         return cls(
@@ -170,6 +175,7 @@ class Request:
             where=None if where is None else checked_where(where),
             output=output,
             dead_letter_topic=dead_letter_topic,
+            failed_of=None if failed_of is None else checked_backfill_id(failed_of),
         )
 
     def encode(self) -> bytes:

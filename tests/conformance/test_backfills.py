@@ -365,7 +365,7 @@ def test_what_is_stored_of_a_backfill_is_as_documented() -> None:
     request = Request.of("w", "t", start=5, end="2026-11-28T00:00Z", partitions=[3, 0])
     assert request.encode() == (
         b'[1,{"workflow":"w","topic":"t","group":null,"cluster":"default","partitions":[0,3],"start":["offset",5],'
-        b'"end":["time",1795824000.0],"where":null,"output":null,"dead_letter_topic":null}]'
+        b'"end":["time",1795824000.0],"where":null,"output":null,"dead_letter_topic":null,"failed_of":null}]'
     )
     assert Pace(4, 0.5).encode() == b'[1,{"max_concurrency":4,"rate":0.5}]'
     progress = Progress(1, 9, 2, 4, ((3, 4),), first=(1, 10), witness="aa")

@@ -28,7 +28,7 @@ async def slowly(number: int) -> int:
     await asyncio.sleep(float(os.environ.get("SECONDS", "0")))
     if number == int(os.environ.get("DEADLY", "-1")):
         os.kill(os.getpid(), 9)
-    if number == 13:
+    if number == 13 and "MENDED" not in os.environ:
         raise ValueError("thirteen")
     return number * 2
 
@@ -119,6 +119,13 @@ def test_failed_records_are_counted_and_told(shop: Shop) -> None:
     status, out, _ = shop.backfill("status", "b")
     assert status == 0
     assert f"1 dead letters are in {shop.topic}.{shop.topic}.dlq, with the header pyrula-backfill: b" in out
+    assert "to run them once more: pyrula backfill MODULE:WORKER redrive b" in out
+    status, report = shop.report("redrive", "b")
+    assert (status, report["id"], report["failed_of"]) == (1, "b.redrive", "b")
+    assert (report["read"], report["matched"], report["failed"]) == (1, 1, 1)
+    status, report = shop.report("redrive", "b.redrive", "--id", "mended", MENDED="1")
+    assert (status, report["id"], report["matched"], report["completed"]) == (0, "mended", 1, 1)
+    assert b"26" in [one.value for one in shop.topics.read(f"{shop.topic}.out")]
 
 
 def test_a_dry_run_says_what_would_run(shop: Shop) -> None:

@@ -15,10 +15,12 @@ from pyrula.workflows import (
     ConfigurationError,
     Context,
     Limit,
+    Retry,
     WorkflowClient,
     step,
     workflow,
 )
+from pyrula.workflows.backfills import Pace
 from tests.integration.rig import OPTIONS, Rig
 from tests.services.topics import Message
 
@@ -283,3 +285,103 @@ async def test_a_fault_of_the_body_in_one_backfill_leaves_live_records_alone(
     counts: Counter[Any] = Counter((p, o) for _, p, o in runs)
     assert set(counts.values()) == {2}
     assert len({run for run, _, _ in runs}) == 200
+
+
+charges: Counter[int] = Counter()
+ships: Counter[int] = Counter()
+attempts: list[int] = []
+
+
+@step
+async def charge(number: int) -> str:
+    charges[number] += 1
+    return f"charge-{number}"
+
+
+@step(retry=Retry(max_attempts=2, initial=0.01))
+async def ship(number: int, of: str) -> str:
+    ships[number] += 1
+    if number % 5 == 0 and not release.is_set():
+        raise ValueError("the carrier is closed")
+    return f"{of}-shipped"
+
+
+@workflow(name="control.order")
+async def order(ctx: Context, number: int) -> str:
+    attempts.append(ctx.run.attempt)
+    return await ctx.step(ship, number, await ctx.step(charge, number))
+
+
+@pytest.mark.parametrize("by", ["client", "worker"])
+async def test_what_failed_is_redriven_from_the_step_that_failed(rig: Rig, by: str) -> None:
+    """The letters of this backfill alone, each from the journal in it; what fails again is a letter of the redrive."""
+    output = f"{rig.topic}-out"
+    await rig.create(output)
+    await rig.produce(Message(b"k%d" % (n % 3), b"%d" % n) for n in range(20))
+    binding = rig.binding(order, output=output)
+    for counts in (charges, ships):
+        counts.clear()
+    attempts.clear()
+    kafka = KafkaOptions(bootstrap_servers=rig.kafka, **OPTIONS)
+    alone = KafkaWorker([binding], store=rig.store(), kafka=kafka)  # type: ignore[arg-type]
+    async with client_of(rig) as client, asyncio.timeout(90):
+        for name in ("other", "b"):
+            report = await alone.backfill(Backfill(binding, id=name))
+            assert (report.status, report.completed, report.failed) == ("completed", 16, 4)
+        assert len(await rig.read(rig.letters)) == 8
+        charged = charges.copy()
+        # the carrier is still closed for some: they fail again
+        again = await alone.backfill(Backfill.redrive(report, [binding]))
+        assert (again.id, again.read, again.matched, again.completed, again.failed) == ("b.redrive", 8, 4, 0, 4)
+        assert charges == charged
+        release.set()
+        ships.clear()
+        attempts.clear()
+        if by == "worker":
+            done = await alone.backfill(Backfill.redrive(again, [binding], id="second"))
+        else:
+            with pytest.raises(BackfillNotFoundError):
+                await client.backfills.redrive("unknown")
+            async with rig.running(binding):
+                await client.backfills.redrive("b.redrive", new_id="second")
+                done = await until_status(rig, client, "second", "completed")
+        assert (done.failed_of, done.matched, done.completed, done.failed) == ("b.redrive", 4, 4, 0)
+    results = Counter(
+        one.value for one in await rig.read(output) if dict(one.headers).get("pyrula-backfill") == b"second"
+    )
+    assert results == Counter(b'"charge-%d-shipped"' % n for n in (0, 5, 10, 15))
+    if by == "worker":
+        assert charges == charged
+        assert ships == Counter([0, 5, 10, 15])
+        assert attempts == [1] * 4
+
+
+async def test_a_redrive_is_refused_while_the_backfill_runs(rig: Rig) -> None:
+    await rig.create()
+    async with client_of(rig) as client:
+        await client.backfills.start(order, rig.topic, backfill_id="b")
+        with pytest.raises(BackfillRefused, match="backfill b is requested; when it is over, what failed"):
+            await client.backfills.redrive("b")
+
+
+async def test_a_redrive_that_is_interrupted_goes_on_from_its_own_journals(rig: Rig) -> None:
+    await rig.create()
+    await rig.produce(b"%d" % n for n in range(20))
+    binding = rig.binding(order, max_concurrency=1)
+    charges.clear()
+    kafka = KafkaOptions(bootstrap_servers=rig.kafka, **{**OPTIONS, "drain_timeout": 0.1})
+    alone = KafkaWorker([binding], store=rig.store(), kafka=kafka)  # type: ignore[arg-type]
+    async with asyncio.timeout(90):
+        report = await alone.backfill(Backfill(binding, id="b"))
+        charged = charges.copy()
+        ships.clear()
+        for _ in range(2):
+            task = asyncio.create_task(alone.backfill(Backfill.redrive(report, [binding], pace=Pace(1, 4.0))))
+            seen = sum(ships.values())
+            await rig.until(lambda seen=seen: sum(ships.values()) > seen, "a letter to be at its second step")
+            task.cancel()
+            await asyncio.wait([task])
+        release.set()
+        done = await alone.backfill(Backfill.redrive(report, [binding]))
+    assert (done.status, done.matched, done.completed + done.failed) == ("completed", 4, 4)
+    assert charges == charged

@@ -98,6 +98,8 @@ def _report(
         workflow=request.workflow,
         topic=request.topic,
         group=request.group,
+        cluster=request.cluster,
+        failed_of=request.failed_of,
         start=str(request.start),
         end=str(request.end),
         where=request.where,

@@ -9,9 +9,11 @@ import importlib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, get_args, get_origin
 
+from pyrula.kafka.backfill.redrive import is_letter_of
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.partition import Raw
 from pyrula.kafka.record import Record
@@ -25,7 +27,8 @@ from pyrula.workflows.backfills import (
     is_importable,
     shown_name,
 )
-from pyrula.workflows.client.backfills import new_backfill_id
+from pyrula.workflows.client.backfill_report import BackfillReport
+from pyrula.workflows.client.backfills import new_backfill_id, redrive_of
 from pyrula.workflows.definition import WorkflowDefinition, find_definition
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.naming import names_checked
@@ -71,7 +74,8 @@ class Backfill:
     they are looked up once, when the backfill begins. `where` is a predicate on the record, called with its value as
     JSON, or as T where its parameter is annotated ``Record[T]``; a function at the top of a module, or its name as
     ``module:function``, can be shared by several workers. `max_concurrency` counts bodies in one worker, `rate` records
-    a second in all workers. The same `id` again goes on with the same backfill. `dry_run` only counts.
+    a second in all workers. The same `id` again goes on with the same backfill. `failed_of` redrives what failed in the
+    backfill of that id: `topic` is then the dead-letter topic, the binding's if none is given. `dry_run` only counts.
     """
 
     __slots__ = ("dry_run", "job", "where")
@@ -91,6 +95,7 @@ class Backfill:
         output: str | None = None,
         dead_letter_topic: str | None = None,
         cluster: str | None = None,
+        failed_of: str | None = None,
         dry_run: bool = False,
     ) -> None:
         bound = workflow if isinstance(workflow, Binding) else None
@@ -99,6 +104,8 @@ class Backfill:
             raise ConfigurationError(f"Backfill: {workflow!r:.100} is neither a workflow nor a Binding")
         if bound is not None and cluster not in (None, bound.cluster):
             raise ConfigurationError(f"Backfill: binding {bound.name} is of cluster {bound.cluster!r}, not {cluster!r}")
+        if topic is None and failed_of is not None and bound is not None and len(bound.topics) == 1:
+            topic = bound.dead_letter_topic_of(bound.topics[0])
         if topic is None:
             if bound is None or len(bound.topics) != 1:
                 has = f"; binding {bound.name} reads {len(bound.topics)}" if bound is not None else ""
@@ -114,18 +121,41 @@ class Backfill:
             end=end,
             output=output,
             dead_letter_topic=dead_letter_topic,
+            failed_of=failed_of,
         )
         pace = Pace(max_concurrency, rate)
         backfill_id = new_backfill_id(topic) if id is None else checked_backfill_id(id)
         self.dry_run = dry_run
         self.where: Where | None = None
-        matches = None
+        matches = None if failed_of is None else is_letter_of(failed_of)
         if where is not None:
             self.where = load_where(where) if isinstance(where, str) else where
             matches = compile_where(self.where)
             name = checked_where(where) if isinstance(where, str) else shown_name(self.where)
             request = replace(request, where=name)
         self.job = Job(backfill_id, request, pace, bind(workflow, backfill_id, request, pace), matches)
+
+    @classmethod
+    def redrive(
+        cls,
+        of: BackfillReport,
+        bindings: Sequence[Binding],
+        *,
+        id: str | None = None,
+        pace: Pace = Pace(),  # noqa: A002,B008
+    ) -> "Backfill":
+        """What runs once more the records that failed in a backfill that is over. BackfillRefused for one that isn't,
+        ConfigurationError if nothing of its workflow is here."""
+        request = redrive_of(of)
+        source = serves(request, bindings)
+        if source is None:
+            raise ConfigurationError(f"there is no workflow {request.workflow} here; import it, or bind it")
+        made = cls.__new__(cls)
+        made.dry_run, made.where = False, None
+        backfill_id = f"{of.id}.redrive" if id is None else checked_backfill_id(id)
+        matches = is_letter_of(of.id)
+        made.job = Job(backfill_id, request, pace, bind(source, backfill_id, request, pace), matches)
+        return made
 
     @property
     def id(self) -> str:
@@ -146,34 +176,34 @@ def group_of(backfill_id: str) -> str:
 
 
 def bind(source: WorkflowDefinition[..., Any] | Binding, backfill_id: str, request: Request, pace: Pace) -> Binding:
-    """The binding that a backfill runs by."""
-    if not isinstance(source, Binding):
-        return Binding(
-            source,
-            topic=request.topic,
-            group=group_of(backfill_id),
-            cluster=request.cluster,
-            max_concurrency=pace.max_concurrency,
-            output=request.output,
-            dead_letter_topic=request.dead_letter_topic or f"{request.topic}.backfill.dlq",
-        )
-    return Binding(
-        source.workflow,
+    """The binding that a backfill runs by: the given one's options, but for what is the backfill's own."""
+    if request.failed_of is not None:
+        # Its range ends where the topic did when it began, so what fails again doesn't come back.
+        letters = request.dead_letter_topic or request.topic
+    elif isinstance(source, Binding):
+        letters = request.dead_letter_topic or source.dead_letter_topic_of(request.topic)
+    else:
+        letters = request.dead_letter_topic or f"{request.topic}.backfill.dlq"
+    output = request.output
+    if output is None and isinstance(source, Binding):
+        output = source.output
+    bound = Binding(
+        source.workflow if isinstance(source, Binding) else source,
         topic=request.topic,
         group=group_of(backfill_id),
-        cluster=source.cluster,
+        cluster=request.cluster,
         max_concurrency=pace.max_concurrency,
-        ordering=source.ordering,
-        retry=source.retry,
-        on_failure=source.on_failure,
-        dead_letter_topic=request.dead_letter_topic or source.dead_letter_topic_of(request.topic),
-        value_serde=source.value_serde,
-        output=source.output if request.output is None else request.output,
-        auto_offset_reset=source.auto_offset_reset,
-        on_out_of_range=source.on_out_of_range,
-        keep=source.keep,
-        run_timeout=source.run_timeout,
+        output=output,
+        dead_letter_topic=letters if letters != request.topic else f"{request.topic}.again",
     )
+    if isinstance(source, Binding):
+        own, bound = bound, copy(source)
+        for name in ("topics", "group", "cluster", "max_concurrency", "output"):
+            setattr(bound, name, getattr(own, name))
+    bound.dead_letter_topic = letters
+    # There are no offsets that a transaction could hold together with outputs.
+    bound.exactly_once = False
+    return bound
 
 
 def serves(request: Request, bindings: Sequence[Binding]) -> WorkflowDefinition[..., Any] | Binding | None:
@@ -200,7 +230,7 @@ def job_of(stored: StoredBackfill, bindings: Sequence[Binding]) -> Job | None:
     source = serves(request, bindings)
     if source is None:
         return None
-    matches = None
+    matches = None if request.failed_of is None else is_letter_of(request.failed_of)
     if request.where is not None:
         if not is_importable(request.where):
             log.warning(

@@ -21,6 +21,7 @@ from pyrula.kafka.backfill.courtesy import Courtesy
 from pyrula.kafka.backfill.definition import Job, Undecided, group_of
 from pyrula.kafka.backfill.pacing import Pacer
 from pyrula.kafka.backfill.reader import PartReader, existing_partitions
+from pyrula.kafka.backfill.redrive import journal_in
 from pyrula.kafka.client import BrokerError, OutOfRange, Unreadable
 from pyrula.kafka.deaths import read_marks
 from pyrula.kafka.events import RecordEvent
@@ -33,7 +34,7 @@ from pyrula.kafka.standing import Standing
 from pyrula.kafka.stores import WorkerStore
 from pyrula.workflows.backfills import Progress
 from pyrula.workflows.errors import LeaseLost, StaleToken, StoreError
-from pyrula.workflows.group_commit import GroupCommit
+from pyrula.workflows.group_commit import GroupCommit, SourceQueue
 from pyrula.workflows.store.backfills import BackfillStatus, Hold, PartState, Taken
 from pyrula.workflows.store.port import Claim, Token
 
@@ -107,6 +108,7 @@ class Part:
         self._read_all = False
         self._problem = ""
         self._retrying: set[int] = set()
+        self._adopted: SourceQueue | None = None
 
     async def open(self) -> None:
         """Fence the journal and begin to read. BrokerError and StoreError: it may be tried again later."""
@@ -151,6 +153,8 @@ class Part:
             standing=around.standing,
             triggers=around.store,
         )
+        if around.job.request.failed_of is not None:
+            self._adopted = around.commits.lane(self._source, claim.token)
         around.book.open(self.partition, registered, lambda: progress.end)
         around.pool.add(self.partition)
         await self._reader.begin(tracker.committable())
@@ -292,6 +296,8 @@ class Part:
             chosen.append(record)
             count += not tracker.is_done(offset)
         if chosen:
+            if self._adopted is not None:
+                self._adopt(partition, chosen, self._adopted)
             partition.receive(chosen)
         tracker.advance(position)
         progress.read_to = max(progress.read_to, position)
@@ -300,6 +306,18 @@ class Part:
         if chosen:
             self._around.pool.offer(partition)
         return count
+
+    def _adopt(self, partition: Partition, letters: Sequence[ConsumerRecord[Any, Any]], queue: SourceQueue) -> None:
+        """Dead letters go on from the journals in them, unless they have begun here before."""
+        for letter in letters:
+            if letter.offset in partition.journal or partition.tracker.is_done(letter.offset):
+                continue
+            rows = journal_in(letter)
+            if rows:
+                partition.journal[letter.offset] = rows
+                partition.journaled = True
+                for index, data in rows:
+                    queue.add(letter.offset, index, data)
 
     async def _out_of_range(self, partition: Partition) -> None:
         """Retention took what comes next, or the log was cut."""
@@ -443,6 +461,8 @@ class Part:
                 async with asyncio.timeout(SETTLE_SECONDS):
                     await partition.emptied()
             partition.close()
+        if self._adopted is not None:
+            self._adopted.close()
         if self._reader is not None:
             await self._reader.__aexit__(None, None, None)
         if self._token is not None and not self.lost:

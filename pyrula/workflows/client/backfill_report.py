@@ -50,7 +50,8 @@ class PartitionReport:
 class BackfillReport:
     """A backfill as it stands. Counts are sums over its partitions, of which there are none before its range is known.
 
-    Records that failed lie in `dead_letter_topic` with the header ``pyrula-backfill: <id>``.
+    Records that failed lie in `dead_letter_topic` with the header ``pyrula-backfill: <id>``; `client.backfills.redrive`
+    runs them once more. Of a redrive, `failed_of` is the backfill that it is of.
     """
 
     id: str
@@ -58,6 +59,7 @@ class BackfillReport:
     workflow: str
     topic: str
     group: str | None
+    cluster: str = "default"
     start: str
     end: str
     where: str | None
@@ -65,6 +67,7 @@ class BackfillReport:
     rate: float | None
     output: str | None
     dead_letter_topic: str | None
+    failed_of: str | None = None
     dry_run: bool = False
     problem: str = ""
     created_at: datetime | None = None
@@ -137,6 +140,8 @@ def report_of_backfill(stored: StoredBackfill) -> BackfillReport:
         workflow=request.workflow,
         topic=request.topic,
         group=request.group,
+        cluster=request.cluster,
+        failed_of=request.failed_of,
         start=str(request.start),
         end=str(request.end),
         where=request.where,

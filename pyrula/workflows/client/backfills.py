@@ -24,7 +24,7 @@ from pyrula.workflows.store.backfills import (
     StoredBackfill,
 )
 
-__all__ = ["BackfillClient", "new_backfill_id", "put_request"]
+__all__ = ["BackfillClient", "new_backfill_id", "put_request", "redrive_of"]
 
 
 class BackfillClient:
@@ -102,6 +102,19 @@ class BackfillClient:
         """Start no more records, for good; what runs goes on to its end. BackfillRefused for one that is over."""
         return await self._turn(backfill_id, "cancel")
 
+    async def redrive(
+        self, backfill_id: str, *, new_id: str | None = None, max_concurrency: int = 16, rate: float | None = None
+    ) -> BackfillReport:
+        """Run once more what failed in a backfill, from its dead letters: steps that had succeeded aren't run again.
+
+        That is a backfill of its own, over the dead-letter topic as it is now, called ``<id>.redrive`` unless `new_id`
+        says otherwise; a repeat goes on with it. BackfillRefused while the one it is of isn't over."""
+        report = await self.status(backfill_id)
+        request = redrive_of(report)
+        chosen = checked_backfill_id(f"{backfill_id}.redrive" if new_id is None else new_id)
+        await put_request(self._store, chosen, request, Pace(max_concurrency, rate))
+        return await self.status(chosen)
+
     async def _turn(self, backfill_id: str, verb: BackfillVerb) -> BackfillReport:
         await self._opened()
         await self._store.turn_backfill(backfill_id, verb)
@@ -132,6 +145,20 @@ def refuse_flow_control(definition: WorkflowDefinition[..., Any]) -> None:
                 f"are processed as they are consumed. Use the backfill's max_concurrency= and rate=, or a workflow "
                 f"without {policy}= with a step that starts this one by a WorkflowClient"
             )
+
+
+def redrive_of(report: BackfillReport) -> Request:
+    """What to ask for, to run once more what failed in a backfill."""
+    if not report.over or report.dead_letter_topic is None:
+        raise BackfillRefused(f"backfill {report.id} is {report.status}; when it is over, what failed can be redriven")
+    return Request.of(
+        report.workflow,
+        report.dead_letter_topic,
+        group=report.group,
+        cluster=report.cluster,
+        output=report.output,
+        failed_of=report.id,
+    )
 
 
 async def put_request(store: BackfillStore, backfill_id: str, request: Request, pace: Pace) -> StoredBackfill:

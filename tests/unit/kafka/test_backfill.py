@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,13 @@ from pyrula.kafka.backfill.courtesy import Courtesy
 from pyrula.kafka.backfill.definition import Undecided, bind, compile_where, job_of, load_where, serves
 from pyrula.kafka.backfill.marked import MarkedOutputs
 from pyrula.kafka.backfill.pacing import Pacer
-from pyrula.workflows import ConfigurationError, Context, Every, Limit, Rate, Retry, workflow
+from pyrula.kafka.backfill.redrive import is_letter_of, journal_in
+from pyrula.kafka.dead_letter import encode_journal
+from pyrula.kafka.record import fingerprint
+from pyrula.workflows import BackfillReport, ConfigurationError, Context, Every, Limit, Rate, Retry, workflow
 from pyrula.workflows.backfills import Pace, Request
 from pyrula.workflows.execution import Output
+from pyrula.workflows.replay.journal import Entry, decode_row, encode_row
 from pyrula.workflows.store.backfills import BackfillStatus, StoredBackfill
 from tests.services.waiting import wait_until_async
 
@@ -53,19 +58,19 @@ BINDING = Binding(
     on_out_of_range="stop",
     keep="all",
     run_timeout=9,
+    exactly_once=True,
 )
 
 
 def test_a_backfill_of_a_binding_has_all_its_options() -> None:
-    """But for what is its own: group, concurrency, topics. A new option of Binding must be thought of here."""
+    """But for what is its own: group, concurrency, topics; and no transactions, which are of a group's offsets."""
     bound = Backfill(BINDING, id="b").job.binding
-    own = {"topic": ("orders",), "topics": ("orders",), "group": "backfill:b", "max_concurrency": 16}
+    own = {"group": "backfill:b", "max_concurrency": 16, "exactly_once": False}
     for name in inspect.signature(Binding.__init__).parameters:
-        if name in ("self", "workflow", "topic"):
-            continue
-        expected = own.get(name, getattr(BINDING, name))
-        assert getattr(bound, name) == expected, name
-    assert bound.workflow is order
+        if name not in ("self", "topic"):
+            assert getattr(bound, name) == own.get(name, getattr(BINDING, name)), name
+    assert BINDING.group == "billing"
+    assert BINDING.exactly_once
 
 
 def test_topics_of_its_own() -> None:
@@ -286,3 +291,84 @@ def test_a_schedule_is_no_flow_control() -> None:
     async def scheduled(ctx: Context) -> None: ...
 
     assert Backfill(scheduled, "orders").topic == "orders"
+
+
+def letter(*headers: tuple[str, bytes], timestamp: int = 1000) -> Any:
+    raw = Raw(b"{}")
+    raw.headers, raw.timestamp = headers, timestamp  # type: ignore[assignment]
+    return raw
+
+
+def test_letters_are_known_by_their_headers() -> None:
+    matches = is_letter_of("b")
+    reason = ("pyrula-dlq-reason", b"failed")
+    assert matches(letter(reason, ("pyrula-backfill", b"b")))
+    for headers in ([reason], [("pyrula-backfill", b"b")], [reason, ("pyrula-backfill", b"bb")]):
+        assert not matches(letter(*headers))
+
+
+def value(index: int, op: str) -> tuple[int, Entry]:
+    return index, Entry("value", op, "step", "charge", index, None, b'"x"')
+
+
+def error(index: int, op: str) -> tuple[int, Entry]:
+    return index, Entry("error", op, "step", "ship", index, None, b"{}")
+
+
+def attempt(index: int, op: str) -> tuple[int, Entry]:
+    return index, Entry("attempt", op, "", "", None, None, b"[1,null,null]")
+
+
+@pytest.mark.parametrize(
+    ("rows", "kept"),
+    [
+        ([value(0, "1"), attempt(1, "2"), error(2, "2")], [0]),
+        ([value(0, "1"), value(1, "2")], [0, 1]),
+        ([attempt(0, "1"), value(1, "1"), attempt(2, ""), error(3, "2")], [0, 1]),
+        ([error(0, "1"), value(1, "2")], [0, 1]),
+        ([error(0, "1")], []),
+        ([], []),
+    ],
+    ids=["a step failed", "the body failed", "in its second round", "an error was handled", "at once", "none"],
+)
+def test_a_letters_run_goes_on_before_the_error_that_ended_it(rows: list[tuple[int, Entry]], kept: list[int]) -> None:
+    data = encode_journal([(index, encode_row(entry, "0.~.~")) for index, entry in rows])
+    found = letter(("pyrula-dlq-journal", b"an older one"), ("pyrula-dlq-journal", data), timestamp=5)
+    given = journal_in(found)
+    assert [index for index, _ in given] == kept
+    assert all(decode_row(row)[1] == fingerprint(found) for _, row in given)
+
+
+@pytest.mark.parametrize("header", [b"", b"1:", b"1:00000000:[]", b"2:0:[]", b"1:zz:[]"])
+def test_a_letter_with_a_journal_that_cannot_be_read_begins_anew(header: bytes) -> None:
+    assert journal_in(letter(("pyrula-dlq-journal", header))) == []
+
+
+def test_a_redrive_reads_the_letters_and_writes_what_fails_again_beside_them() -> None:
+    report = replace(REPORT, dead_letter_topic="letters", output="o")
+    backfill = Backfill.redrive(report, [BINDING])
+    bound = backfill.job.binding
+    assert (backfill.id, backfill.topic, bound.topics, bound.output) == ("b.redrive", "letters", ("letters",), "o")
+    assert bound.dead_letter_topic_of("letters") == "letters"
+    assert backfill.job.request.failed_of == "b"
+    assert Backfill(BINDING, failed_of="b").topic == "letters"
+    with pytest.raises(ConfigurationError, match="takes no where="):
+        Backfill(BINDING, failed_of="b", where=is_big)
+    with pytest.raises(ConfigurationError, match="there is no workflow nowhere here"):
+        Backfill.redrive(replace(report, workflow="nowhere", group=None), [BINDING])
+
+
+REPORT = BackfillReport(
+    id="b",
+    status=BackfillStatus.COMPLETED,
+    workflow="backfill_unit",
+    topic="orders",
+    group="billing",
+    start="earliest",
+    end="latest",
+    where=None,
+    max_concurrency=16,
+    rate=None,
+    output=None,
+    dead_letter_topic=None,
+)
