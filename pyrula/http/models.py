@@ -13,8 +13,11 @@ from pyrula.workflows.store.lifecycle import RunStatus
 
 __all__ = [
     "MAX_WAIT",
+    "Backfill",
     "Counts",
     "EventRow",
+    "Explanation",
+    "NewBackfill",
     "NewSchedule",
     "Page",
     "PauseRequest",
@@ -112,6 +115,23 @@ class NewSchedule(_Request):
     paused: bool = False
 
 
+class NewBackfill(_Request):
+    workflow: Text
+    topic: Text
+    backfill_id: Text | None = Field(
+        None, description="made up if not given; that of one that is there goes on with it"
+    )
+    group: Text | None = None
+    cluster: Text = "default"
+    partitions: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
+    start: int | str = Field("earliest", description='an offset, a time, how long ago ("24h"), earliest or latest')
+    end: int | str = "latest"
+    output: Text | None = None
+    dead_letter_topic: Text | None = None
+    max_concurrency: int = Field(16, ge=1, le=100_000, description="bodies at once in one worker")
+    rate: float | None = Field(None, gt=0, description="records a second in all")
+
+
 class RunId(BaseModel):
     run_id: str
 
@@ -204,6 +224,57 @@ class Page(BaseModel):
 class Counts(BaseModel):
     by_status: dict[str, int]
     oldest_queued_seconds: float | None
+
+
+class _Limit(BaseModel):
+    label: str
+    key: str
+    max: int
+
+
+class _Rate(BaseModel):
+    label: str
+    key: str
+    per_second: float
+    burst: int
+
+
+class Explanation(BaseModel):
+    run_id: str
+    workflow: str
+    version: str | None
+    status: RunStatus
+    text: str = Field(description="one sentence")
+    since: datetime | None
+    worker: str | None
+    waits: list[_Wait]
+    served: bool | None = Field(description="whether a live worker serves it; null if nobody asked")
+    limit: _Limit | None
+    slots_used: int
+    slot_holders: list[str] = Field(description="some of the runs that hold slots, of those that the caller may see")
+    rate: _Rate | None
+    next_start: datetime | None
+    waits_at: str | None
+    before: int
+    owners_before: int
+
+
+class Backfill(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    status: str
+    workflow: str
+    topic: str
+    problem: str
+    read: int
+    matched: int
+    completed: int
+    failed: int
+    skipped: int
+    undecided: int
+    lost: int
+    partitions: list[dict[str, Any]]
 
 
 class ScheduleRow(BaseModel):

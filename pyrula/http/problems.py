@@ -31,6 +31,7 @@ from pyrula.workflows.errors import (
     UpdateTimeout,
 )
 from pyrula.workflows.params import ParamsError
+from pyrula.workflows.store.backfills import BackfillNotFoundError, BackfillRefused
 from pyrula.workflows.store.refusals import (
     InboxFullError,
     RunFinishedError,
@@ -73,6 +74,8 @@ class Row(NamedTuple):
 TABLE: Final[Mapping[type[Exception], Row]] = {
     RunNotFoundError: Row(404),
     ScheduleNotFoundError: Row(404),
+    BackfillNotFoundError: Row(404),
+    BackfillRefused: Row(409),
     RunFinishedError: Row(409),
     RunNotWaitingError: Row(409),
     TransitionRefused: Row(409),

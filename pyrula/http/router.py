@@ -8,7 +8,9 @@ from fastapi.security import HTTPBearer
 
 from pyrula.http.access import Access, Authenticate
 from pyrula.http.api import Api
+from pyrula.http.backfills import BackfillRoutes
 from pyrula.http.bodies import MAX_BODY
+from pyrula.http.explaining import ExplainRoutes
 from pyrula.http.routing import make_router
 from pyrula.http.runs import RunRoutes
 from pyrula.http.schedules import ScheduleRoutes
@@ -58,5 +60,7 @@ def run_routes(router: APIRouter, api: Api, *, on_stream: Callable[[int], None] 
     runs.add_to(router)
     TalkRoutes(api).add_to(router)
     TriggerRoutes(api).add_to(router)
+    ExplainRoutes(api).add_to(router)
     StreamRoutes(api, runs, on_open=on_stream).add_to(router)
     ScheduleRoutes(api).add_to(router)
+    BackfillRoutes(api).add_to(router)

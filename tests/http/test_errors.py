@@ -73,6 +73,17 @@ async def schedule_not_found(rows: Rows) -> httpx.Response:
     return await rows.http.post("/schedules/nosuch/pause")
 
 
+async def backfill_not_found(rows: Rows) -> httpx.Response:
+    return await rows.http.post("/backfills/nosuch/pause")
+
+
+async def backfill_refused(rows: Rows) -> httpx.Response:
+    body = {"workflow": "http_echo", "topic": "orders", "backfill_id": "b"}
+    made = await rows.http.post("/backfills", json=body)
+    assert (made.status_code, made.json()["status"]) == (200, "requested")
+    return await rows.http.post("/backfills", json=body | {"topic": "other"})
+
+
 async def run_finished(rows: Rows) -> httpx.Response:
     run = await rows.until(await rows.start("http_fails"), "failed")
     return await rows.http.post(f"{run}/signal", json={"signal": "go"})
@@ -226,6 +237,8 @@ async def shutting_down(rows: Rows) -> httpx.Response:
 ROWS: dict[str, tuple[int, Callable[[Rows], Awaitable[httpx.Response]]]] = {
     "RunNotFoundError": (404, run_not_found),
     "ScheduleNotFoundError": (404, schedule_not_found),
+    "BackfillNotFoundError": (404, backfill_not_found),
+    "BackfillRefused": (409, backfill_refused),
     "RunFinishedError": (409, run_finished),
     "RunNotWaitingError": (409, run_not_waiting),
     "TransitionRefused": (409, transition_refused),

@@ -193,6 +193,17 @@ class Attack:
             "kwargs": [{}],
             "params": [{}],
             "event": [{"user_id": "u"}],
+            "topic": ["orders"],
+            "backfill_id": ["b"],
+            "group": ["g"],
+            "cluster": ["default"],
+            "partitions": [[0]],
+            "start": ["earliest"],
+            "end": ["latest"],
+            "output": ["o"],
+            "dead_letter_topic": ["d"],
+            "max_concurrency": [1],
+            "rate": [1],
         }
         name = name.lower().replace("idempotency-key", "idempotency_key")
         assert name in known, f"say here how {name!r} can mean what another owner has ({schema})"
@@ -294,6 +305,34 @@ async def test_an_owner_is_given_by_the_token(world: World) -> None:
     everybody = world.headers("everybody", Role.OPERATE)
     made = await world.http.post("/http_echo/runs", json={"owner": "acme"}, headers=everybody)
     assert (await world.client.detail("http_echo", made.json()["run_id"])).owner == "acme"
+
+
+async def test_an_explanation_names_nobody_elses_runs(world: World) -> None:
+    """Two runs of acme hold all slots of a gate that mallory's run waits at, and one that acme's third waits at."""
+    held = [str(await world.client.submit("http_gated", {"account": "a"}, owner="acme")) for _ in range(2)]
+
+    async def holding() -> bool:
+        return all([await world.client.status("http_gated", run_id) == "running" for run_id in held])
+
+    await wait_until_async(holding, description="both slots to be held", interval=0.05)
+    for owner, named in (("acme", held), ("mallory", []), ("everybody", held)):
+        headers = world.headers(owner, Role.OPERATE)
+        body = {"params": {"account": "a"}}
+        run_id = (await world.http.post("/http_gated/runs", json=body, headers=headers)).json()["run_id"]
+
+        async def waiting(run_id: str = run_id, headers: dict[str, str] = headers) -> Any:
+            told = (await world.http.get(f"/http_gated/runs/{run_id}/explain", headers=headers)).json()
+            return told if told["waits_at"] == "Limit" else None
+
+        told = await wait_until_async(waiting, description="the run to wait at the gate", interval=0.05)
+        assert (told["status"], told["slots_used"], told["limit"]["max"]) == ("queued", 2, 2)
+        assert sorted(told["slot_holders"]) == sorted(named)
+        assert "Limit account=a 2/2" in told["text"]
+        for holder in held:
+            assert (holder in told["text"]) is bool(named)
+        await world.client.cancel("http_gated", run_id, timeout=0)
+    for run_id in held:
+        await world.client.cancel("http_gated", run_id)
 
 
 async def test_a_schedule_is_its_owners(world: World) -> None:

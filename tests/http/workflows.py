@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pyrula.workflows import Collect, Context, workflow
+from pyrula.workflows import Collect, Context, Limit, workflow
 
 
 class Order(BaseModel):
@@ -86,4 +86,11 @@ async def digest(ctx: Context, key: str, events: list[dict[str, Any]], count: in
     return count
 
 
-ALL = [charge, cart, asks, echo, fails, counts, steps, digest]
+@workflow(name="http_gated", concurrency=Limit(key="account", max=2))
+async def gated(ctx: Context, account: str) -> None:
+    """Executes until it is cancelled: a run that is parked would give its slot back."""
+    while True:
+        await ctx.sleep(0.1)
+
+
+ALL = [charge, cart, asks, echo, fails, counts, steps, digest, gated]

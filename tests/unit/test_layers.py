@@ -65,7 +65,20 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     tuple(f"pyrula.http.{name}" for name in ("access", "bodies", "waiting")),
     tuple(f"pyrula.http.{name}" for name in ("api", "following", "models", "routing", "views")),
     ("pyrula.http.runs",),
-    tuple(f"pyrula.http.{name}" for name in ("fleet", "health", "metrics", "schedules", "streams", "talking", "triggers")),
+    tuple(
+        f"pyrula.http.{name}"
+        for name in (
+            "backfills",
+            "explaining",
+            "fleet",
+            "health",
+            "metrics",
+            "schedules",
+            "streams",
+            "talking",
+            "triggers",
+        )
+    ),
     tuple(f"pyrula.http.{name}" for name in ("openapi", "router")),
     ("pyrula.http.app",),
     ("pyrula.http.server",),

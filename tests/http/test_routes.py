@@ -1,0 +1,265 @@
+"""The routes beside those of the client's tables, each against real servers."""
+
+import asyncio
+import json
+from contextlib import suppress
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from pyrula.http import HttpApp, create_app, workflow_router
+from pyrula.kafka import Binding, KafkaOptions, KafkaWorker
+from pyrula.workflows import Context, MemoryStore, ValkeyStore, WorkflowClient, workflow
+from pyrula.workflows.store.history import History
+from tests.http.conftest import Site
+from tests.services.child import free_port
+from tests.services.topics import Message, Topics
+from tests.services.waiting import wait_until_async
+
+
+async def start(http: httpx.AsyncClient, name: str, **params: object) -> str:
+    return str((await http.post(f"/{name}/runs", json={"params": params})).json()["run_id"])
+
+
+async def test_lists_and_counts(site: Site) -> None:
+    http = await site.local()
+    runs = [await start(http, name) for name in ("http_echo", "http_cart", "http_echo")]
+    listed = (await http.get("/runs")).json()
+    assert ([run["run_id"] for run in listed["runs"]], listed["cursor"]) == (runs[::-1], None)
+    assert listed["runs"][0].keys() >= {"name", "status", "owner", "created_at", "worker"}
+    pages = []
+    cursor = None
+    while True:
+        query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+        page = (await http.get("/runs", params=query)).json()
+        pages.append([run["run_id"] for run in page["runs"]])
+        cursor = page["cursor"]
+        if cursor is None:
+            break
+    assert pages == [runs[:0:-1], runs[:1]]
+    assert [run["run_id"] for run in (await http.get("/http_echo/runs")).json()["runs"]] == [runs[2], runs[0]]
+    queued = (await http.get("/runs?status=queued&status=failed")).json()["runs"]
+    assert len(queued) == 3
+    assert (await http.get("/runs?status=finished")).json()["runs"] == []
+    assert (await http.get("/runs", params={"since": "2999-01-01T00:00:00Z"})).json()["runs"] == []
+    for query, field in (
+        ("status=nonsense", "status"),
+        ("cursor=nonsense", "cursor"),
+        ("since=2026-01-01T00:00:00", "since"),
+    ):
+        answer = await http.get(f"/runs?{query}")
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+    counts = (await http.get("/counts")).json()
+    assert counts["by_status"]["queued"] == 3
+    assert counts["oldest_queued_seconds"] >= 0
+    assert (await http.get("/counts?name=http_cart")).json()["by_status"]["queued"] == 1
+    assert 'pyrula_runs{status="queued"} 3.0' in (await http.get("/metrics")).text
+
+
+async def test_schedules(site: Site) -> None:
+    http = await site.local()
+    await site.worker()
+    body = {"workflow": "http_charge", "params": {"order": {"id": "o", "amount_cents": 1}}, "overlap": "allow"}
+    made = await http.put(
+        "/schedules/nightly%2F1", json=body | {"trigger": {"cron": "0 9 * * mon-fri", "tz": "Europe/Paris"}}
+    )
+    assert made.status_code == 200, made.text
+    assert made.json()["trigger"] == {"cron": "0 9 * * mon-fri", "tz": "Europe/Paris"}
+    assert (await http.get("/schedules/nightly%2F1")).json() == made.json()
+    replaced = (await http.put("/schedules/nightly%2F1", json=body | {"trigger": {"every": 86_400}})).json()
+    assert replaced["trigger"] == {"every": 86_400}
+    assert (await http.post("/schedules/nightly%2F1/pause")).json()["paused"] is True
+    assert (await http.post("/schedules/nightly%2F1/unpause")).json()["paused"] is False
+    fired = await http.post("/schedules/nightly%2F1/trigger")
+    assert fired.status_code == 201
+    result = await http.get(f"/http_charge/runs/{fired.json()['run_id']}/result")
+    assert result.json()["value"]["order"] == "o"
+    assert [each["id"] for each in (await http.get("/schedules")).json()] == ["nightly/1"]
+    for change, field in (
+        ({"trigger": {"cron": "61 9 * * *"}}, "trigger"),
+        ({"trigger": {"cron": "0 9 * * *", "tz": "Mars"}}, "trigger"),
+        ({"trigger": {"every": 0.1}}, "trigger.EveryTrigger.every"),
+        ({"trigger": {"every": 60}, "params": {}}, "params.order"),
+        ({"trigger": {"every": 60}, "window": 0}, "window"),
+    ):
+        refused = await http.put("/schedules/x", json=body | change)
+        assert refused.status_code == 422
+        assert field in [each["field"] for each in refused.json()["errors"]]
+    assert (await http.put("/schedules/runs", json=body | {"trigger": {"every": 60}})).status_code == 422
+    assert (await http.delete("/schedules/nightly%2F1")).status_code == 204
+    assert (await http.delete("/schedules/nightly%2F1")).json()["code"] == "ScheduleNotFoundError"
+
+
+async def test_backfills(site: Site) -> None:
+    http = await site.local()
+    body = {"workflow": "http_echo", "topic": "orders", "backfill_id": "b", "start": "24h", "end": 100, "rate": 5}
+    made = await http.post("/backfills", json=body)
+    assert (made.status_code, made.json()["status"], made.json()["rate"]) == (200, "requested", 5)
+    assert (await http.post("/backfills", json=body)).json() == made.json()
+    assert [each["id"] for each in (await http.get("/backfills")).json()] == ["b"]
+    for verb, status in (("pause", "paused"), ("resume", "requested"), ("cancel", "cancelled")):
+        assert (await http.post(f"/backfills/b/{verb}")).json()["status"] == status
+    assert (await http.get("/backfills/b")).json()["status"] == "cancelled"
+    for change in (
+        {"start": "nonsense"},
+        {"start": 10, "end": 5},
+        {"backfill_id": "a b"},
+        {"partitions": [-1]},
+        {"where": "os:system"},
+    ):
+        assert (await http.post("/backfills", json=body | change)).status_code == 422, change
+
+
+async def test_why_a_run_is_not_running(site: Site) -> None:
+    http = await site.local()
+    run_id = await start(http, "http_echo")
+    told = (await http.get(f"/http_echo/runs/{run_id}/explain")).json()
+    assert (told["status"], told["served"]) == ("queued", False)
+    assert "no live worker serves http_echo version 1" in told["text"]
+    await site.worker()
+
+    async def waits() -> bool:
+        return "waits for signal go" in (await http.get(f"/http_echo/runs/{run_id}/explain")).json()["text"]
+
+    await wait_until_async(waits, description="the run to wait for its signal", interval=0.05)
+
+
+async def test_a_history_is_as_the_command_writes_it(site: Site) -> None:
+    client, http = await site.client(), await site.local()
+    await site.worker()
+    run = await client.submit("http_counts", {"left": 2})
+    await run.result(timeout=20)
+    for link in (1, 2):
+        told = await http.get(f"/http_counts/runs/{run}/history", params={"link": link})
+        assert History.from_json(told.content) == await run.history(link=link)
+    assert (await http.get(f"/http_counts/runs/{run}/history?link=3")).status_code == 404
+    assert json.loads((await http.get(f"/http_counts/runs/{run}/history")).text)["run_id"] == f"{run}~2"
+
+
+@workflow(name="http_double")
+async def double(ctx: Context, number: int) -> int:
+    return number * 2
+
+
+async def test_bindings_of_a_worker_in_this_process(site: Site, kafka: str, topic_prefix: str) -> None:
+    topics = Topics(kafka)
+    topics.create(topic_prefix, f"{topic_prefix}.{topic_prefix}.dlq", partitions=2)
+    topics.produce(topic_prefix, [Message(b"%d" % number, b"%d" % number) for number in range(20)])
+    app = await site.app()
+    http = await site.http(await site.served(app))
+    assert (await http.get("/bindings")).json() == {"state": None, "reasons": [], "bindings": []}
+    worker = KafkaWorker(
+        [Binding(double, topic=topic_prefix, group=topic_prefix)],
+        store=site.store(),
+        kafka=KafkaOptions(bootstrap_servers=kafka),
+    )
+    app.worker = worker
+    running = asyncio.create_task(worker.run(), name="kafka worker")
+    try:
+
+        async def done() -> bool:
+            (binding,) = (await http.get("/bindings")).json()["bindings"]
+            return bool(binding["completed"] == 20 and binding["lag"] == 0 and binding["state"] == "healthy")
+
+        await wait_until_async(done, description="the binding to be through", timeout=40, interval=0.1)
+        told = (await http.get("/bindings")).json()
+        assert told["state"] == "healthy"
+        assert (told["bindings"][0]["topics"], told["bindings"][0]["group"]) == ([topic_prefix], topic_prefix)
+        metrics = (await http.get("/metrics")).text
+        name = told["bindings"][0]["name"]
+        assert f'pyrula_records_completed_total{{binding="{name}"}} 20.0' in metrics
+        assert f'pyrula_binding_lag{{binding="{name}"}} 0.0' in metrics
+    finally:
+        worker.stop()
+        await running
+
+
+class Part:
+    """A worker of this process, as health sees it."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.said = "healthy"
+
+    def state(self) -> str:
+        return self.said
+
+
+async def health(http: httpx.AsyncClient) -> tuple[int, int]:
+    return (await http.get("/healthz")).status_code, (await http.get("/readyz")).status_code
+
+
+async def test_health_tells_the_truth(site: Site) -> None:
+    app, part = await site.app(), Part()
+    http = await site.http(await site.served(app))
+    assert await health(http) == (200, 200)
+    app.watched = part
+    for said, ready in (("healthy", 200), ("degraded", 200), ("starting", 503), ("unhealthy", 503), ("stopping", 503)):
+        part.said = said
+        # a restart mends none of these
+        assert await health(http) == (200, ready), said
+    part.ended = True
+    assert await health(http) == (503, 503)
+    part.ended, part.said = False, "healthy"
+    app.closing.begin()
+    assert await health(http) == (200, 503)
+    assert (await http.get("/readyz")).json() == {
+        "ok": False,
+        "parts": {"store": "healthy", "worker": "healthy", "server": "stopping"},
+    }
+
+
+async def test_a_store_that_is_away_makes_it_unready_and_not_unhealthy(site: Site, unused_port: int) -> None:
+    store = ValkeyStore(f"valkey://:hunter2@127.0.0.1:{unused_port}", retry_for=0.2)
+    http = await site.http(await site.served(create_app(WorkflowClient(store))))
+    assert await health(http) == (200, 503)
+    answer = await http.get("/runs")
+    assert (answer.status_code, answer.json()["code"]) == (503, "StoreUnavailable")
+    assert "hunter2" not in answer.text
+    assert str(unused_port) not in answer.text
+    with suppress(Exception):
+        await store.close()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    return free_port()
+
+
+async def test_the_router_in_an_app_of_ones_own() -> None:
+    app = FastAPI()
+    app.include_router(workflow_router(WorkflowClient(MemoryStore())), prefix="/api")
+
+    @app.get("/own/{word}")
+    async def own(word: str) -> str:
+        return word
+
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        made = await http.post("/api/a%2Fb/runs", json={})
+        assert made.status_code == 201
+        assert made.headers["location"] == f"runs/{made.json()['run_id']}"
+        assert (await http.get(f"/api/a%2Fb/runs/{made.json()['run_id']}")).json()["name"] == "a/b"
+        missing = await http.get("/api/a/runs/nosuch")
+        assert (missing.status_code, missing.json()["code"]) == (404, "RunNotFoundError")
+        assert (await http.get("/own/x")).json() == "x"
+    async with httpx.AsyncClient(transport=transport, base_url="http://api.example") as outside:
+        refused = await outside.post("/api/a/runs", json={})
+        assert (refused.status_code, refused.json()["code"]) == (421, "HostNotAllowed")
+        assert (await outside.get("/own/x")).status_code == 200
+
+
+async def test_an_api_for_some_workflows_only() -> None:
+    app: HttpApp = create_app(WorkflowClient(MemoryStore()), workflows=[double])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        assert (await http.post("/http_double/runs", json={"params": {"number": 1}})).status_code == 201
+        for answer in (
+            await http.post("/http_echo/runs", json={}),
+            await http.post("/http_echo/events", json={"event": {}}),
+            await http.get("/http_echo/runs/00-01JDZ8Z5Y3Q4R5S6T7V8W9XABC"),
+            await http.put("/schedules/x", json={"workflow": "http_echo", "trigger": {"every": 60}}),
+        ):
+            assert (answer.status_code, answer.json()["code"]) == (404, "NotFound")
+        paths = (await http.get("/openapi.json")).json()["paths"]
+        assert [path for path in paths if path.startswith("/http")] == ["/http_double/runs", "/http_double/stream"]
