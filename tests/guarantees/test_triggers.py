@@ -14,6 +14,7 @@ import pytest
 
 from tests.guarantees.members import SOAK
 from tests.services.process import WorkerProcess
+from tests.services.topics import Message, Topics
 from tests.services.waiting import wait_until
 
 PROGRAM = Path(__file__).parent / "programs" / "gathering.py"
@@ -47,9 +48,11 @@ def late(batch: dict[str, Any], window: float) -> float:
     return started(batch["run"]) - datetime.fromisoformat(batch["opened_at"]).timestamp() - window
 
 
-def check_each_once_and_in_order(found: list[dict[str, Any]], events: int, *, keys: int) -> None:
+def check_each_once_and_in_order(
+    found: list[dict[str, Any]], events: int, *, keys: int, senders: int = SENDERS
+) -> None:
     counted = Counter((sender, number) for batch in found for sender, number in batch["events"])
-    assert counted == dict.fromkeys(((sender, number) for sender in range(SENDERS) for number in range(events)), 1)
+    assert counted == dict.fromkeys(((sender, number) for sender in range(senders) for number in range(events)), 1)
     last: dict[tuple[str, int], int] = {}
     for batch in found:
         assert batch["count"] == len(batch["events"])
@@ -76,6 +79,10 @@ class Crowd:
 
     def worker(self) -> WorkerProcess:
         return self._stack.enter_context(WorkerProcess(PROGRAM, *self._arguments, env=self._env))
+
+    def bound(self, kafka: str, topic: str) -> WorkerProcess:
+        env = {"ROLE": "bound", "KAFKA": kafka, "TOPIC": topic, **self._env}
+        return self._stack.enter_context(WorkerProcess(PROGRAM, *self._arguments, env=env))
 
     def senders(self, events: int, keys: int, **env: object) -> list[WorkerProcess]:
         told = {"ROLE": "sender", "EVENTS": events, "KEYS": keys, **self._env, **env}
@@ -157,3 +164,37 @@ def test_windows_close_once_while_workers_are_killed(
     print(f"{kills} workers killed, {len(found)} batches, the latest {worst:.3f} s after its window")
     assert kills > 2
     assert worst < 1 + NOISE
+
+
+def test_records_are_in_one_batch_each_while_the_workers_of_their_topic_are_killed(
+    stack: ExitStack, kafka: str, valkey: str, topic_prefix: str, namespace: str, tmp_path: Path
+) -> None:
+    dice = random.Random(seed := random.randrange(1 << 32))
+    print(f"seed {seed}")
+    records, keys, kills = 2_000, 50, 5
+    topics, topic = Topics(kafka), f"{topic_prefix}-fed"
+    topics.create(topic, f"{topic}.{topic}.dlq", partitions=4)
+    topics.produce(
+        topic,
+        (
+            Message(f"k{n % keys}".encode(), json.dumps({"key": f"k{n % keys}", "sender": 0, "n": n}).encode())
+            for n in range(records)
+        ),
+    )
+    crowd = Crowd(stack, valkey, namespace, tmp_path / "batches.txt", WINDOW=1, MAX_EVENTS=7)
+    crowd.worker()
+    bound = [crowd.bound(kafka, topic) for _ in range(2)]
+
+    def fed() -> int:
+        return sum(batch["count"] for batch in batches(crowd.log))
+
+    for kill in range(kills):
+        goal = records * (kill + 1) // (kills + 2) - dice.randrange(records // 20)
+        wait_until(lambda goal=goal: fed() >= goal, description=f"{goal} records before kill {kill + 1}", timeout=90)
+        victim = dice.choice(bound)
+        victim.kill()
+        victim.start()
+    topics.wait_committed(topic, topic, timeout=120)
+    found = crowd.wait(records, timeout=60)
+    check_each_once_and_in_order(found, records, keys=keys, senders=1)
+    assert topics.read(f"{topic}.{topic}.dlq") == []

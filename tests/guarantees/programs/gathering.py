@@ -1,6 +1,7 @@
 """A worker or a sender of events: ``gathering.py VALKEY NAMESPACE LOG``. Each body writes what its batch holds.
 
 ROLE=sender sends EVENTS events to KEYS keys as SENDER, each under an id, so that it may be killed and begin again.
+ROLE=bound feeds each record of TOPIC at the broker KAFKA.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import os
 import sys
 from typing import Any
 
+from pyrula.kafka import Binding, KafkaOptions, KafkaWorker
 from pyrula.workflows import Collect, Context, Debounce, ValkeyStore, WorkerOptions, WorkflowClient, WorkflowWorker
 from pyrula.workflows import workflow as declared
 
@@ -39,6 +41,23 @@ async def quietened(ctx: Context, key: str, events: list[dict[str, Any]], count:
     tell(ctx, key, events, count)
 
 
+@declared(name="feeding")
+async def feeding(ctx: Context, event: dict[str, Any]) -> None:
+    await ctx.trigger(gathered, event)
+
+
+async def feed() -> None:
+    topic = os.environ["TOPIC"]
+    options = KafkaOptions(
+        bootstrap_servers=os.environ["KAFKA"], session_timeout=6, heartbeat_interval=0.5, drain_timeout=1
+    )
+    await KafkaWorker(
+        [Binding(feeding, topic=topic, group=topic, max_concurrency=16)],
+        store=ValkeyStore(VALKEY, namespace=NAMESPACE),
+        kafka=options,
+    ).run()
+
+
 async def send() -> None:
     sender, events, keys = int(os.environ["SENDER"]), int(os.environ["EVENTS"]), int(os.environ["KEYS"])
     name, pause = os.environ.get("NAME", "gathered"), float(os.environ.get("PAUSE", "0"))
@@ -61,6 +80,8 @@ async def send() -> None:
 async def main() -> None:
     if os.environ.get("ROLE") == "sender":
         await send()
+    elif os.environ.get("ROLE") == "bound":
+        await feed()
     else:
         print("working")
         options = WorkerOptions(lease_seconds=2, drain_timeout=2)
