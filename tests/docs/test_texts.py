@@ -1,6 +1,7 @@
 """What README.md and docs/ tell a person to write and to type does work, in order, in one fresh folder a text.
 
-A block after a line that ends in "`file.name`:" is written to that file. A ```python block must be importable.
+A block after a line that ends in "`file.name`:" is written to that file. A ```python block must be importable, and the
+tests in one that is called test_….py must pass.
 A ```console block is what a person types after "$ " and what appears; the command must succeed. Of the commands only
 `pyrula dev` is run: the others need servers.
 """
@@ -44,6 +45,8 @@ def test_what_a_text_says_works(text: Path, tmp_path: Path) -> None:
             name = named or f"block_{number}.py"
             (tmp_path / name).write_text(block, encoding="utf-8")
             run(tmp_path, "-W", "error", "-c", f"import {name.removesuffix('.py')}")
+            if name.startswith("test_"):
+                run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error", name)
         elif named:
             (tmp_path / named).write_text(block, encoding="utf-8")
         elif language == "console":
