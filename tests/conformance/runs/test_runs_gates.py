@@ -135,6 +135,21 @@ async def test_each_run_is_held_to_its_own_stamp(rig: Rig) -> None:
     assert taken == [old, *new[:2]]
 
 
+@pytest.mark.parametrize("how", ["the head is cancelled", "another comes before it"])
+async def test_whoever_becomes_first_at_a_gate_is_offered_what_there_is(rig: Rig, how: str) -> None:
+    """Of one owner's waiting runs the first has max=1, and one behind it max=3, for which there is room."""
+    await rig.started(stamp=limited(most=1))
+    first = await rig.submit(stamp=limited(most=1))
+    roomy = await rig.submit(stamp=limited(most=3))
+    await rig.submit(stamp=limited(most=1))
+    await rig.nothing()
+    if how == "the head is cancelled":
+        await rig.store.deliver(first, CANCEL)
+    else:
+        roomy = await rig.submit(stamp=limited(most=3), priority=1)
+    assert (await rig.claim()).lease.run_id == roomy
+
+
 async def test_a_burst_then_one_at_a_time(rig: Rig) -> None:
     for _ in range(4):
         await rig.submit(stamp=rated(burst=3))
