@@ -22,6 +22,7 @@ from pyrula.workflows.engine.as_completed import AsCompleted
 from pyrula.workflows.engine.attempt import pause
 from pyrula.workflows.engine.attempts import error_from, perform
 from pyrula.workflows.engine.crew import Crew
+from pyrula.workflows.engine.emitting import EmitOperation, emitted
 from pyrula.workflows.engine.host import Output
 from pyrula.workflows.engine.operations import InstantOperation, SleepOperation, StepOperation
 from pyrula.workflows.engine.run import RUN, Run
@@ -271,6 +272,28 @@ class Context(Talking):
         run.write(delivery(("value", op, "trigger", name, clock, None, dumps(run_id))))
         written(run, fed)
         return run_id
+
+    async def emit(self, item: Any) -> None:
+        """Adds an item, written as JSON, to the run's events, for whoever follows the run: an event `emitted`.
+
+        Once, however often the run is replayed; a further round of the run emits again what it does again.
+        SerializationError for what has no form in JSON or is over 1 MiB."""
+        data = encode_message(item, "the emitted item", MAX_VALUE)
+        run = self._run
+        if not run.straight or RUN.get() is not run:
+            await run.admit()
+            if run.crew is not None:
+                await run.crew.ask(EmitOperation(data))
+                return
+        machine = run.machine or run.begin()
+        machine.asked = clock = machine.asked + 1
+        op = str(clock)
+        if machine.left:
+            await self._recorded(op, "emit", "")
+            return
+        # in one stretch, so that the store gets both or neither
+        emitted(run, data)
+        run.write(delivery(("value", op, "emit", "", clock, None, data)))
 
     def patched(self, change_id: str) -> bool:
         """Whether the run takes the new way of a change: False if its journal is older. It holds for the run."""

@@ -191,6 +191,8 @@ async def test_over_a_kill_of_the_worker_and_broken_connections(site: Site, work
     assert len({each.id for each in sent}) == len(sent)
     assert told(sent) == await in_the_store(client, STEPS, str(run))
     assert sent[-1].data["value"] == 30
+    emitted = [each.data["data"]["item"] for each in sent if each.event == "emitted"]
+    assert emitted == [{"done": number} for number in range(30)]
     attempts = [each.data["data"]["worker"] for each in sent if each.event == "started"]
     assert len(attempts) >= 3
 

@@ -76,6 +76,7 @@ async def counts(ctx: Context, left: int = 3, steps: int = 2) -> int:
 async def steps(ctx: Context, steps: int = 5, seconds: float = 0.0) -> int:
     for number in range(steps):
         await ctx.step(_pay, number)
+        await ctx.emit({"done": number})
         if seconds:
             await ctx.sleep(seconds)
     return steps

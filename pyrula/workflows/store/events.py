@@ -29,6 +29,7 @@ EVENT_TYPES: Final[dict[str, str]] = {
     "interrupt_resumed": "wait_id, action",
     "child_started": "op, run_id, name",
     "child_finished": "op, run_id, status",
+    "emitted": "item: what the body gave ctx.emit",
     "cancel_requested": "",
     "paused": "reason",
     "unpaused": "",
