@@ -106,6 +106,14 @@ class Addresses:
         if record.offset in self.partition.addressed or self.partition.binding.keep != "none":
             self._of(record.offset).on_failure(error)
 
+    def retry_later(self, run: RecordRun, delay: float) -> bool:
+        """Whether the next round of a run is left to the store: a long delay, where it may be handed over."""
+        attended = self._of(run.origin.offset) if delay > PARK_AFTER and self._store.hands_over else None
+        if attended is None or attended.departure is None:
+            return False
+        attended.retry_later(run, delay)
+        return True
+
     def hold(self, record: Raw, text: str, run: RecordRun | None) -> None:
         """A record can't go on until somebody says so, then by this run."""
         self._of(record.offset).hold(record, text, run)

@@ -208,6 +208,40 @@ class AttendedRun:
         self._changes.show(RunStatus.RETRYING)
         self._hand_over(run)
 
+    def retry_later(self, run: RecordRun, delay: float) -> None:
+        """The run failed, and its next round is due so late that the store may keep it until then."""
+        if run.host is self.partition:
+            run.host = self
+            self.next_round(run)
+        due = self._store.now() + delay
+        waits = (Wait("retry", "", due),)
+        self._changes.show(RunStatus.RETRYING, waits)
+        self._changes.touch()
+        loop = asyncio.get_running_loop()
+        self._leaving = Context().run(
+            loop.create_task, self._leave_between(run, waits), name=f"hand over {self.run_id}"
+        )
+
+    async def _leave_between(self, run: RecordRun, waits: tuple[Wait, ...]) -> None:
+        taken = False
+        try:
+            if (flush := self._changes.flush) is not None and not flush.done:
+                await flush.wait()
+            assert self.departure is not None
+            if not self.partition.closed:
+                taken = (await self.departure(run, self._given, waits)).taken
+        except LeaseLost:
+            return  # the partition is about to be dropped
+        except StoreError as error:
+            log.warning("run %s stays here: %s", self.run_id, error)
+        finally:
+            self._leaving = None
+        if taken:
+            self.ended = self._changes.over = True
+            self._verdict.left(run)
+        elif not self.partition.closed:
+            self._verdict.later(run, max(0.0, (waits[0].deadline or 0.0) - self._store.now()))
+
     def _hand_over(self, run: RecordRun) -> None:
         if run.desk is None:
             run.desk = Desk()

@@ -51,5 +51,11 @@ class Verdict(Protocol):
     def cancel(self, partition: Partition, record: Raw) -> None:
         """It was cancelled."""
 
+    def later(self, run: RecordRun, delay: float) -> None:
+        """It begins its next round in so many seconds."""
+
+    def left(self, run: RecordRun) -> None:
+        """It was handed over between two rounds."""
+
     def again(self, partition: Partition, record: Raw, run: RecordRun | None) -> None:
         """It is to go on: by this run, or from its journal."""

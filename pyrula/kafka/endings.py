@@ -199,11 +199,24 @@ class RunEndings:
             delay = retry.delay_for(error, run.attempt, random())
             pool.stats.retried += 1
             self._tell("retrying", partition, run.origin, run.attempt, _one_line(error), run.started)
-            asyncio.get_running_loop().call_later(delay, self._again, again)
+            if partition.addresses is None or not partition.addresses.retry_later(again, delay):
+                self.later(again, delay)
             self._release(partition)
             return
         pool.stats.failed += 1
         self._when_durable(run, partial(self._dispose, partition, run.origin, error, run))
+
+    def later(self, run: RecordRun, delay: float) -> None:
+        """The run begins its next round in so many seconds, its lane held."""
+        asyncio.get_running_loop().call_later(delay, self._again, run)
+
+    def left(self, run: RecordRun) -> None:
+        """The run was handed over; it was not in flight."""
+        partition = run.partition
+        if not partition.closed:
+            partition.complete([run.origin])
+            self._tell("handed_over", partition, run.origin, run.attempt, None, run.started)
+            self.pool.offer(partition)
 
     def _again(self, run: RecordRun) -> None:
         partition = run.partition

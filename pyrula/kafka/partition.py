@@ -163,6 +163,9 @@ class Attending(Protocol):
     def on_failure(self, record: Raw, error: BaseException) -> None:
         """What a record's run failed with, once and for all."""
 
+    def retry_later(self, run: RecordRun, delay: float) -> bool:
+        """Whether the next round of a run, which is due in so many seconds, is seen to."""
+
     def hold(self, record: Raw, text: str, run: RecordRun | None) -> None:
         """A record can't go on until somebody says so, then by this run."""
 

@@ -23,7 +23,7 @@ from tests.services.process import WorkerProcess
 from tests.services.topics import Message, Topics
 
 PROGRAM = Path(__file__).parent / "programs" / "talking.py"
-RECORDS, PARTITIONS, UPDATES, SIGNALS, KILLS = 12, 2, 5, 3, 5
+RECORDS, PARTITIONS, KEYS, UPDATES, SIGNALS, KILLS = 12, 2, 6, 5, 3, 5
 
 T = TypeVar("T")
 
@@ -72,21 +72,26 @@ class Talk:
         return await self.run.result(timeout=90)
 
 
+@pytest.mark.parametrize("hands_over", ["0", "1"])
 async def test_messages_count_once_while_workers_are_killed(
-    kafka: str, valkey: str, topic_prefix: str, namespace: str
+    kafka: str, valkey: str, topic_prefix: str, namespace: str, tmp_path: Path, hands_over: str
 ) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     topics, topic = Topics(kafka), f"{topic_prefix}-talk"
     await asyncio.to_thread(topics.create, topic, f"{topic}.{topic}.dlq", partitions=PARTITIONS)
-    messages = [Message(f"k{n}".encode(), b"x", partition=n % PARTITIONS) for n in range(RECORDS)]
+    messages = [Message(f"k{n % KEYS}".encode(), b"x", partition=n % PARTITIONS) for n in range(RECORDS)]
+    log = tmp_path / "lines.txt"
+    env = {"HANDS_OVER": hands_over, "LOG": str(log)}
     await asyncio.to_thread(topics.produce, topic, messages)
     binding = Binding(talking, topic=topic, group=topic)
     store = ValkeyStore(valkey, namespace=namespace)
     client = WorkflowClient(store, poll_interval=0.2)
     with ExitStack() as stack:
-        workers = [stack.enter_context(WorkerProcess(PROGRAM, kafka, valkey, namespace, topic)) for _ in range(2)]
+        workers = [
+            stack.enter_context(WorkerProcess(PROGRAM, kafka, valkey, namespace, topic, env=env)) for _ in range(2)
+        ]
         talks = []
         for n in range(RECORDS):
             run = await patiently(
@@ -109,6 +114,23 @@ async def test_messages_count_once_while_workers_are_killed(
         assert [item for item in items if item[0] == "s"] == [f"s{n}" for n in range(SIGNALS)]
         for name, place in talk.answers.items():
             assert items[place - 1] == name
+    in_order(log.read_text().splitlines())
+
+
+def in_order(lines: list[str]) -> None:
+    """No record of a key begins before each earlier one has ended."""
+    ended: dict[str, list[int]] = {}
+    begun: dict[str, list[int]] = {}
+    for line in lines:
+        key, offset, what = line.split()
+        if what == "begin":
+            if int(offset) not in begun.setdefault(key, []):
+                assert ended.get(key, []) == begun[key], line
+                begun[key].append(int(offset))
+        elif int(offset) not in ended.setdefault(key, []):
+            ended[key].append(int(offset))
+    assert begun == ended
+    assert all(offsets == sorted(offsets) for offsets in begun.values())
 
 
 @pytest.mark.parametrize("before", ["fetched", "waiting"])

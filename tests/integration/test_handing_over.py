@@ -217,6 +217,55 @@ async def test_one_that_waits_is_cancelled(rig: Rig, client: WorkflowClient) -> 
     assert await rig.read(rig.letters) == []
 
 
+@workflow(name="handed.late")
+async def succeed_late(ctx: Context, order: str) -> str:
+    await ctx.step(note, f"reserve {order}")
+    executed.append(f"attempt {ctx.run.attempt}")
+    if ctx.run.attempt < 3:
+        raise ValueError("not yet")
+    return order
+
+
+async def test_a_long_delay_before_the_next_round_outlives_its_worker(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create()
+    await rig.produce([Message(b"a", b"o1"), Message(b"a", b"o2")])
+    binding = rig.binding(succeed_late, retry=Retry(max_attempts=3, initial=1.5, factor=1.0, jitter=0.0))
+    async with rig.running(binding):
+        run = await find(client, rig, binding, 0)
+        await handed_over(rig, run)
+        assert await run.status() == "retrying"
+        await rig.until_committed(1)
+    async with rig.running(binding) as running:
+        assert await run.result(timeout=30) == "o1"
+        await rig.until_committed(2)
+        assert running.told("dead_lettered") == []
+    assert executed[:4] == ["reserve o1", "attempt 1", "attempt 2", "attempt 3"]
+    assert executed[4:6] == ["reserve o2", "attempt 1"]
+
+
+async def test_a_key_that_never_parks_costs_no_call(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create(f"{rig.topic}.out")
+    binding = rig.binding(handle_order)
+    async with rig.running(binding) as running:
+        store: Any = running.worker.store
+        asked: list[bytes] = []
+        come_home = store.come_home
+
+        async def counting(registration: Any, token: Any, lanes: list[tuple[bytes, int]]) -> Any:
+            asked.extend(lane for lane, _ in lanes)
+            return await come_home(registration, token, lanes)
+
+        store.come_home = counting
+        await rig.produce([Message(f"k{n % 5}".encode(), f"o{n}".encode()) for n in range(100)])
+        await rig.produce([Message(b"w", b"w"), Message(b"w", b"o")])
+        await rig.produce([Message(f"k{n % 5}".encode(), f"o{n}".encode()) for n in range(100)])
+        run = await find(client, rig, binding, 100)
+        await handed_over(rig, run)
+        await run.signal("paid", "ada")
+        await rig.until_committed(202)
+    assert set(asked) == {b"kw"}
+
+
 async def test_a_store_that_promises_no_disk_is_handed_nothing(
     rig: Rig, client: WorkflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

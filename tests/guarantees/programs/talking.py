@@ -1,7 +1,8 @@
 """A worker whose records are talked to: ``talking.py KAFKA VALKEY NAMESPACE TOPIC``, group and topic of one name.
 
 A record's run collects what updates add until a signal says that it is enough. A step before and one after each wait is
-journaled, so that a replay has something to meet.
+journaled, so that a replay has something to meet. With HANDS_OVER=1 runs that wait are handed over although the server
+promises no disk. LOG is a file for lines ``<key> <offset> begin|end``.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import logging
 import os
 import sys
 
-from pyrula.kafka import Binding, KafkaOptions, KafkaWorker
+from pyrula.kafka import Binding, KafkaOptions, KafkaWorker, Record
 from pyrula.workflows import Context, ValkeyStore, step, workflow
 
 KAFKA, VALKEY, NAMESPACE, TOPIC = sys.argv[1:5]
@@ -21,9 +22,20 @@ async def work(number: int) -> int:
     return number
 
 
+if os.environ.get("HANDS_OVER") == "1":
+    ValkeyStore.hands_over = True  # type: ignore[method-assign, assignment]
+log = os.open(os.environ.get("LOG", os.devnull), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+
+
+@step
+async def tell(record: str, what: str) -> None:
+    os.write(log, f"{record} {what}\n".encode())
+
+
 @workflow(name="talking")
-async def talking(ctx: Context, value: str) -> list[str]:
+async def talking(ctx: Context, record: Record[str]) -> list[str]:
     items: list[str] = []
+    name = f"{(record.key or b'-').decode()} {record.offset}"
 
     async def add(sku: str) -> int:
         await ctx.step(work, 1)
@@ -34,11 +46,12 @@ async def talking(ctx: Context, value: str) -> list[str]:
 
     ctx.on_update("add", add)
     ctx.on_query("items", lambda: items)
-    await ctx.step(work, 0)
+    await ctx.step(tell, name, "begin")
     rounds = await ctx.wait_for_signal("rounds")
     for number in range(rounds):
         items.append(await ctx.wait_for_signal("more"))
         await ctx.step(work, number)
+    await ctx.step(tell, name, "end")
     return items
 
 
