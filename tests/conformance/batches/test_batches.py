@@ -129,6 +129,20 @@ async def test_a_batch_is_its_takers_for_a_moment_then_anybodys(rig: Rig) -> Non
     assert await rig.other.take_batch(buffer) is None
 
 
+async def test_a_batch_sealed_behind_one_that_somebody_has_waits_for_that_one(rig: Rig) -> None:
+    window = Window(0.1, 3)
+    await rig.feed(0, window=window)
+    await rig.advance(0.1)
+    (buffer,) = await rig.due()
+    first = await rig.store.take_batch(buffer)
+    await rig.feed(1, window=window)
+    await rig.advance(0.1)
+    assert await rig.due() == [buffer]
+    assert await rig.other.take_batch(buffer) is None
+    following = await rig.dropped(first)
+    assert (events(first), events(following)) == ([0], [1])
+
+
 async def test_an_event_that_comes_when_its_batch_is_due_opens_the_next(rig: Rig) -> None:
     await rig.feed("early")
     await rig.advance(10)

@@ -1,6 +1,7 @@
 """Triggers on Valkey. Everything of one workflow and key lies on the shard of both; see docs/formats-runs.md."""
 
 import asyncio
+import re
 import secrets
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -21,6 +22,7 @@ from pyrula.workflows.store.batches import (
     Reason,
 )
 from pyrula.workflows.store.ids import digest, shard_for
+from pyrula.workflows.store.valkey.lua_parts import needed
 from pyrula.workflows.store.valkey.run_keys import tag
 from pyrula.workflows.store.valkey.run_link import RunLink
 from pyrula.workflows.store.valkey.run_wire import microseconds
@@ -28,16 +30,21 @@ from pyrula.workflows.store.valkey.scripts import Script
 
 _LEASE: Final = b"%d" % round(LEASE_SECONDS * 1e6)
 _LOOKED_AT: Final = 200
+_CLOCK: Final = re.compile(rb"^local moment$.*?^end$", re.MULTILINE | re.DOTALL)
 _LISTED: Final = 1000
 
 
 @cache
 def batch_script(name: str) -> Script:
-    folder = files(__package__).joinpath("lua", "batches")
-    text = folder.joinpath(f"{name}.lua").read_bytes()
+    folder = files(__package__).joinpath("lua")
+    text = folder.joinpath("batches", f"{name}.lua").read_bytes()
     if name != "list":
         first, rest = text.split(b"\n", 1)
-        text = b"\n".join((first, folder.joinpath("library.lua").read_bytes(), rest))
+        # the shard has one clock; nothing but its counters is needed for that
+        clock = _CLOCK.search(folder.joinpath("runs", "library.lua").read_bytes())
+        assert clock is not None
+        library = folder.joinpath("batches", "library.lua").read_bytes() + clock[0]
+        text = b"\n".join((first, needed(library, rest), rest))
     # the server names a script by this digest; nothing is kept secret by it
     return Script(f"batches/{name}", text, sha1(text, usedforsecurity=False).hexdigest().encode())
 
@@ -74,6 +81,7 @@ class ValkeyBatches:
     """BatchStore on Valkey."""
 
     _runs: RunLink
+    _scripts = staticmethod(batch_script)
 
     async def feed(self, event: TriggerEvent) -> Fed:
         runs = self._runs
@@ -168,7 +176,7 @@ class ValkeyBatches:
     ) -> "asyncio.Future[Any]":
         runs = self._runs
         return runs.funnel.run(
-            batch_script(name), [*_keys(runs.namespace, buffer), *keys], [buffer.digest, _LEASE, *arguments]
+            self._scripts(name), [*_keys(runs.namespace, buffer), *keys], [buffer.digest, _LEASE, *arguments]
         )
 
 

@@ -1,4 +1,5 @@
--- What the scripts of triggers share; put between the first line and the rest of each (run_batches.py).
+-- What the scripts of triggers share; put between the first line and the rest of each (run_batches.py), as far as it is
+-- needed there, with the clock that the scripts of runs have: now().
 --
 -- KEYS  1 the shard's counters, 2 its open batches, 3 the events of this one, 4 the sealed batches of this workflow and
 --       key, 5 when there is something to take, of this workflow, 6.. what the script names itself
@@ -13,13 +14,6 @@ local DIGEST, LEASE = ARGV[1], tonumber(ARGV[2])
 
 local function microseconds(moment)
   return string.format('%.0f', moment)
-end
-
--- The shard's time; a server's clock that is set back doesn't hold the windows up.
-local function now()
-  local time = redis.call('TIME')
-  local present = tonumber(time[1]) * 1000000 + tonumber(time[2])
-  return math.max(present, tonumber(redis.call('HGET', META, 'now') or '0'))
 end
 
 local function load()
