@@ -316,7 +316,7 @@ class Replayers:
         """Take up to `most` heads of the partition. Answers how many were taken."""
         loop, ready = self._loop, partition.lanes.ready
         at_once: list[RecordRun] = []
-        taken = 0
+        taken = more = 0
         present: Replayer | None = replayer
         _enter_task(loop, replayer.task)
         try:
@@ -325,25 +325,20 @@ class Replayers:
                 taken += 1
                 if partition.away is not None and partition.away.keeps(head):
                     continue
-                counted = False
+                more += 1
                 try:
-                    if self._busy_lanes or partition.addressed or partition.marks is not None:
-                        counted = self._begin_later(partition, head, present)
-                    if not counted:
+                    later = self._busy_lanes or partition.addressed or partition.marks is not None
+                    if not (later and self._begin_later(partition, head, present)):
                         run = head if type(head) is RecordRun else self._new_run(partition, head)
                         outcome = run.start(present)
-                        if outcome is not None and run.flush is None and self._is_done(run, outcome):
+                        if outcome is None:
+                            self._suspended(run, present)
+                        elif run.flush is None and self._is_done(run, outcome):
+                            more -= 1
                             at_once.append(run)
                         else:
-                            self._count(partition, 1)
-                            counted = True
-                            if outcome is None:
-                                self._suspended(run, present)
-                            else:
-                                self._ended(run, outcome)
+                            self._ended(run, outcome)
                 except Exception as error:  # noqa: BLE001 - one record must not end the pass
-                    if not counted:
-                        self._count(partition, 1)
                     self._failed_to_run(partition, head, error)
                 if present.run is not None or present.called.done():
                     _leave_task(loop, present.task)
@@ -355,6 +350,8 @@ class Replayers:
             if present is not None:
                 _leave_task(loop, present.task)
                 self._give_back(present)
+            if more:
+                self._count(partition, more)
             if at_once:
                 self._completed(partition, at_once)
         return taken
@@ -398,7 +395,6 @@ class Replayers:
             and (partition.marks is None or not partition.marks.concerns(offset))
         ):
             return False
-        self._count(partition, 1)
         partition.waiting += 1
         replayer.head = partition, head
         replayer.called.set_result(None)

@@ -107,10 +107,6 @@ class Execution(Attended):
                 if self.desk is not None:
                     self.look()
                 return None
-            if self.journal is None and self.stopped is None and self.crew is None:
-                self.stopped = "completed"
-                value = self._result
-                return COMPLETED if value is None else Outcome("completed", value)
             outcome = self._returned()
         if self.crew is None:
             return outcome
@@ -141,7 +137,8 @@ class Execution(Attended):
             self.unfinished = self._ended(drive, raised)
             return None
         self.drive = None
-        self.leftovers = self.still_alive()
+        if self._remains is not None:
+            self.leftovers = self._remains.alive()
         return self._returned() if raised is None else self._raised(raised)
 
     async def finish(self, cancelled: asyncio.CancelledError | None = None) -> Outcome:
@@ -243,6 +240,10 @@ class Execution(Attended):
 
     def _returned(self) -> Outcome:
         if self.stopped is None:
+            if self.crew is None and self.desk is None and (self.journal is None or not self.journal.recorded):
+                # What nearly all runs come to: nobody is to be told, and nothing was left to replay.
+                self.stopped, self.straight = "completed", False
+                return COMPLETED if self._result is None else Outcome("completed", self._result)
             machine = self.machine
             if machine is None and self.journal is not None and self.journal.recorded:
                 machine = self.begin()
