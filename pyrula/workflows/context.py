@@ -102,7 +102,8 @@ class Context(Talking):
         return answer
 
     async def sleep(self, seconds: float | timedelta | None = None, *, until: datetime | None = None) -> None:
-        """Waits `seconds`, or until an aware datetime. The deadline is journaled: a replay waits for the rest of it."""
+        """Waits `seconds`, or until an aware datetime; not at all if that is over. The deadline is journaled: a replay
+        waits for the rest of it."""
         if (seconds is None) == (until is None):
             raise TypeError("ctx.sleep() takes seconds or until=, one of them")
         run = self._run
@@ -111,7 +112,7 @@ class Context(Talking):
                 raise TypeError("ctx.sleep(until=) needs an aware datetime")
             wanted = None
         else:
-            wanted = to_seconds(seconds or 0, "ctx.sleep()")
+            wanted = to_seconds(_at_least_0(seconds or 0), "ctx.sleep()")
         moment = None if until is None else until.timestamp()
         if not run.straight or RUN.get() is not run:
             await run.admit()
@@ -382,6 +383,13 @@ class _RunLogger(logging.LoggerAdapter[logging.Logger]):
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         kwargs["extra"] = {**(kwargs.get("extra") or {}), "run_id": self._run.run_id}
         return f"[{self._run.run_id}] {msg}", kwargs
+
+
+def _at_least_0(seconds: float | timedelta) -> float | timedelta:
+    """A time that is over already is no mistake: it was computed by a clock that went on."""
+    if isinstance(seconds, timedelta):
+        return max(seconds, timedelta(0))
+    return 0 if isinstance(seconds, (int, float)) and seconds < 0 else seconds
 
 
 def _key(key: Any, what: str) -> bytes | None:

@@ -101,6 +101,8 @@ def test_messages_that_cannot_be_written(tasks: bool) -> None:
 def test_sleeps(tasks: bool) -> None:
     async def body(ctx: Context) -> list[str]:
         await ctx.sleep(0)
+        await ctx.sleep(-5)
+        await ctx.sleep(timedelta(days=-1))
         await ctx.sleep(timedelta(milliseconds=1))
         await ctx.sleep(until=await ctx.now() + timedelta(milliseconds=1))
         await ctx.sleep(until=datetime(2000, 1, 1, tzinfo=UTC))

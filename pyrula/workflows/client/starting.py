@@ -26,15 +26,15 @@ from pyrula.workflows.client.trigger import TriggerCalls
 from pyrula.workflows.client.waiting import Waits
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import encode_message
-from pyrula.workflows.definition import WorkflowDefinition, find_definition
+from pyrula.workflows.definition import WorkflowDefinition, find_definition, registered_definitions
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.model import MAX_VALUE
-from pyrula.workflows.naming import names_checked
+from pyrula.workflows.naming import meant, names_checked
 from pyrula.workflows.params import Params, encode_unchecked
 from pyrula.workflows.stamps import stamp_of
 from pyrula.workflows.store.messages import Message
+from pyrula.workflows.store.registry import Enlisted, misfits
 from pyrula.workflows.store.runs import Submission
-from pyrula.workflows.store.standing import Served, misfits
 
 __all__ = ["WorkflowClient"]
 
@@ -309,7 +309,7 @@ class WorkflowClient(TriggerCalls):
         pair = definition.name, definition.version
         if self._unbound.get(pair, -math.inf) + _UNBOUND_SECONDS > time.monotonic():
             return
-        for misfit in misfits(Served(*pair, topic=None, gated=True), await self.store.enlisted()):
+        for misfit in misfits(Enlisted(*pair, topic=None, gated=True), await self.store.enlisted()):
             if misfit.same_version:
                 raise ConfigurationError(misfit.text)
             logger.warning("%s", misfit.text)
@@ -321,6 +321,7 @@ class WorkflowClient(TriggerCalls):
             self._unknown.add(name)
             logger.warning(
                 "workflow %r isn't imported in this process: its runs are submitted unchecked, without version and "
-                "flow control",
+                "flow control%s",
                 name,
+                meant(name, registered_definitions()),
             )

@@ -15,12 +15,11 @@ __all__ = ["EVENT_TYPES", "Event", "decode_event", "encode_event", "in_order"]
 
 EVENT_TYPES: Final[dict[str, str]] = {
     "submitted": "name, version, owner: the run was queued",
-    "started": "worker, attempt: a worker has it and replays or begins",
+    "started": "worker, attempt: a worker has it and begins, or goes on after it waited or its worker ended",
     "step_started": "op, step, attempt",
     "step_completed": "op, step, attempt, seconds",
     "step_failed": "op, step, attempt, seconds, error, retry_in (seconds, none after the last attempt)",
     "waiting": "waits (kind, name, deadline): parked",
-    "woken": "by (timer, or the kind and name of a message)",
     "signal_received": "signal, id",
     "update_applied": "update, id",
     "update_failed": "update, id, error",

@@ -120,6 +120,8 @@ async def test_a_name_that_is_not_imported_works_and_is_logged(
     assert (detail.version, detail.params) == (None, {"any": {"thing": {"sku": "a", "count": 1}}})
     assert len(caplog.messages) == 1
     assert "'client_unheard_of' isn't imported" in caplog.messages[0]
+    await client.submit("client_ordr", {"items": []})
+    assert caplog.messages[1].endswith("; did you mean client_order?")
 
 
 async def test_a_key_that_fails_for_these_params_queues_nothing(client: WorkflowClient) -> None:
