@@ -15,7 +15,6 @@ from pyrula.cli.extra import needing_http
 from pyrula.cli.load import Worker, find_store, find_worker, import_named
 from pyrula.cli.numbers import count
 from pyrula.cli.problem import Problem
-from pyrula.kafka import KafkaWorker
 from pyrula.workflows import MemoryStore, ValkeyStore, WorkflowClient, WorkflowWorker
 from pyrula.workflows.errors import ConfigurationError, PyrulaError
 from pyrula.workflows.signals import process_signals
@@ -125,7 +124,7 @@ class _Beside:
         return self.task.done()
 
     def state(self) -> str:
-        return self.worker.health().state if isinstance(self.worker, KafkaWorker) else "healthy"
+        return self.worker.health().state
 
 
 async def _serve(app: "HttpApp", server: "HttpServer", client: WorkflowClient, worker: Worker | None) -> int:
@@ -136,7 +135,7 @@ async def _serve(app: "HttpApp", server: "HttpServer", client: WorkflowClient, w
         working = loop.create_task(worker.run(), name="worker")
         tasks.append(working)
         app.watched = _Beside(working, worker)
-        app.worker = worker if isinstance(worker, KafkaWorker) else None
+        app.worker = worker
     forget = process_signals.watch(loop, server.stop, _DRAIN_SECONDS)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ from pyrula import __version__
 from pyrula.http.access import Access, Authenticate
 from pyrula.http.api import Api
 from pyrula.http.bodies import MAX_BODY
-from pyrula.http.fleet import BindingRoutes
+from pyrula.http.fleet import FleetRoutes
 from pyrula.http.health import HealthRoutes, Watched
 from pyrula.http.metrics import Measured, Meters, MetricRoutes
 from pyrula.http.openapi import describe_workflows
@@ -29,9 +29,10 @@ from pyrula.http.router import bare_router, run_routes
 from pyrula.http.routing import needs
 from pyrula.http.tokens import Role, Tokens
 from pyrula.http.waiting import Closing
-from pyrula.kafka import BindingStats, KafkaWorker
+from pyrula.kafka import KafkaWorker
 from pyrula.workflows.client import WorkflowClient
 from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.worker import WorkflowWorker
 
 __all__ = ["HttpApp", "create_app"]
 
@@ -51,10 +52,10 @@ class HttpApp(FastAPI):
 
     access: Access
     closing: Closing
-    worker: KafkaWorker | None = None
-    """The KafkaWorker that runs in this process, for /bindings and /metrics."""
+    worker: KafkaWorker | WorkflowWorker | None = None
+    """The worker that runs in this process, for /bindings, /worker and /metrics."""
     watched: Watched | None = None
-    """The worker that runs in this process, of whatever kind, for health."""
+    """The same, for /healthz and /readyz."""
 
 
 def create_app(
@@ -96,9 +97,9 @@ def create_app(
     app.access, app.closing = access, closing
     router = bare_router(access, max_body)
     run_routes(router, api, on_stream=meters.streams.inc)
-    BindingRoutes(lambda: app.worker).add_to(router)
+    FleetRoutes(lambda: app.worker).add_to(router)
     HealthRoutes(api, lambda: app.watched).add_to(router)
-    MetricRoutes(api, meters, lambda: _stats(app)).add_to(router)
+    MetricRoutes(api, meters, lambda: app.worker).add_to(router)
 
     async def openapi() -> Response:
         return JSONResponse(app.openapi())
@@ -113,10 +114,6 @@ def create_app(
     app.add_middleware(_Headers)
     app.add_middleware(Measured, meters=meters)
     return app
-
-
-def _stats(app: HttpApp) -> Sequence[BindingStats]:
-    return [] if app.worker is None else app.worker.stats()
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

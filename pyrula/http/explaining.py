@@ -48,9 +48,9 @@ class ExplainRoutes:
     async def _without_others(self, run: RunHandle[Any], told: RunExplanation, caller: Principal) -> RunExplanation:
         """The same of a moment later, made without the names of runs that the caller may not see."""
         store = self._api.client.store
-        detail, standing = await store.detail(run.run_id), await store.standing(run.run_id)
-        seen = [holder for holder in standing.holders if await self._sees(holder, caller)]
-        return explained(detail, replace(standing, holders=tuple(seen)), told.served)
+        detail, outlook = await store.detail(run.run_id), await store.outlook(run.run_id)
+        seen = [holder for holder in outlook.holders if await self._sees(holder, caller)]
+        return explained(detail, replace(outlook, holders=tuple(seen)), told.served)
 
     async def _sees(self, run_id: str, caller: Principal) -> bool:
         try:

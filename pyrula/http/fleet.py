@@ -1,18 +1,22 @@
-"""Routes of what isn't a tenant's: the bindings of this process's worker, with their lag and health."""
+"""Routes of the worker in this process, which aren't for tenants: a KafkaWorker's bindings, a WorkflowWorker's runs."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
+from typing import Any, TypeAlias
 
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from pyrula.http.routing import needs
 from pyrula.http.tokens import Role
 from pyrula.http.views import answer
 from pyrula.kafka import BindingStats, Health, KafkaWorker
+from pyrula.workflows.worker import WorkflowWorker
 
-__all__ = ["BindingRoutes"]
+__all__ = ["FleetRoutes", "Worker"]
+
+Worker: TypeAlias = KafkaWorker | WorkflowWorker
 
 
 class _Unfinished(BaseModel):
@@ -51,10 +55,16 @@ class Bindings(BaseModel):
     bindings: list[BindingRow]
 
 
-class BindingRoutes:
-    """`worker` gives the KafkaWorker that runs in this process, if any."""
+class WorkerRow(BaseModel):
+    state: str | None
+    reasons: list[str]
+    stats: dict[str, Any] | None = Field(description="of a WorkflowWorker; a KafkaWorker's are with its bindings")
 
-    def __init__(self, worker: Callable[[], KafkaWorker | None]) -> None:
+
+class FleetRoutes:
+    """`worker` gives the worker that runs in this process, if any."""
+
+    def __init__(self, worker: Callable[[], Worker | None]) -> None:
         self._worker = worker
 
     def add_to(self, router: APIRouter) -> None:
@@ -67,9 +77,26 @@ class BindingRoutes:
             openapi_extra=needs(Role.READ, all_owners=True),
         )
 
-    async def bindings(self) -> Response:
+        router.add_api_route(
+            "/worker",
+            self.worker,
+            methods=["GET"],
+            summary="How this process's worker is, and why",
+            response_model=WorkerRow,
+            openapi_extra=needs(Role.READ, all_owners=True),
+        )
+
+    async def worker(self) -> Response:
         worker = self._worker()
         if worker is None:
+            return answer({"state": None, "reasons": [], "stats": None})
+        health = worker.health()
+        stats = asdict(worker.stats()) if isinstance(worker, WorkflowWorker) else None
+        return answer({"state": health.state, "reasons": list(health.reasons), "stats": stats})
+
+    async def bindings(self) -> Response:
+        worker = self._worker()
+        if not isinstance(worker, KafkaWorker):
             return answer({"state": None, "reasons": [], "bindings": []})
         health, stats = worker.health(), {one.binding: one for one in worker.stats()}
         return answer(

@@ -19,11 +19,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyrula.http.api import Api
 from pyrula.http.routing import needs
 from pyrula.http.tokens import Role
-from pyrula.kafka import BindingStats
+from pyrula.kafka import BindingStats, KafkaWorker
+from pyrula.workflows.worker import WorkflowWorker
 
 __all__ = ["Measured", "Meters", "MetricRoutes"]
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_HOW: Final = (
+    "claimed",
+    "completed",
+    "failed",
+    "cancelled",
+    "continued",
+    "parked",
+    "paused",
+    "released",
+    "lost",
+)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _COUNTERS: Final = ("completed", "retried", "failed", "dead_lettered", "skipped", "cancelled", "paused")
 _GAUGES: Final = ("in_flight", "buffered", "partitions", "lag")
@@ -79,10 +91,10 @@ class Measured:
 
 
 class MetricRoutes:
-    def __init__(self, api: Api, meters: Meters, stats: Callable[[], Sequence[BindingStats]]) -> None:
+    def __init__(self, api: Api, meters: Meters, worker: Callable[[], KafkaWorker | WorkflowWorker | None]) -> None:
         self._api = api
         self._meters = meters
-        self._stats = stats
+        self._worker = worker
 
     def add_to(self, router: APIRouter) -> None:
         router.add_api_route(
@@ -104,7 +116,7 @@ class MetricRoutes:
             "pyrula_runs_oldest_queued_seconds", "How long the first run has been queued.", value=oldest
         )
         registry = CollectorRegistry()
-        registry.register(_Given([runs, queued, *_families(self._stats())]))
+        registry.register(_Given([runs, queued, *_families_of(self._worker())]))
         return _Exposition(generate_latest(self._meters.registry) + generate_latest(registry))
 
 
@@ -118,6 +130,21 @@ class _Given(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._families
+
+
+def _families_of(worker: KafkaWorker | WorkflowWorker | None) -> Iterator[Metric]:
+    if isinstance(worker, WorkflowWorker):
+        stats = worker.stats()
+        runs = CounterMetricFamily(
+            "pyrula_worker_runs", "Runs that came into this worker's hands, and how they went out.", labels=["how"]
+        )
+        for name in _HOW:
+            runs.add_metric([name], getattr(stats, name))
+        yield runs
+        yield GaugeMetricFamily("pyrula_worker_running", "Bodies here, now.", value=stats.running)
+        yield GaugeMetricFamily("pyrula_worker_places", "Bodies that there may be.", value=stats.places)
+    elif worker is not None:
+        yield from _families(worker.stats())
 
 
 def _families(bindings: Sequence[BindingStats]) -> Iterator[Metric]:

@@ -175,6 +175,19 @@ async def test_bindings_of_a_worker_in_this_process(site: Site, kafka: str, topi
         await running
 
 
+async def test_a_workflow_worker_in_this_process(site: Site) -> None:
+    app = await site.app()
+    http = await site.http(await site.served(app))
+    assert (await http.get("/worker")).json() == {"state": None, "reasons": [], "stats": None}
+    app.worker = await site.worker()
+    run_id = await start(http, "http_charge", order={"id": "o", "amount_cents": 1})
+    assert (await http.get(f"/http_charge/runs/{run_id}/result")).status_code == 200
+    told = (await http.get("/worker")).json()
+    assert (told["state"], told["reasons"], told["stats"]["completed"]) == ("healthy", [], 1)
+    assert 'pyrula_worker_runs_total{how="completed"} 1.0' in (await http.get("/metrics")).text
+    assert (await http.get("/bindings")).json()["bindings"] == []
+
+
 class Part:
     """A worker of this process, as health sees it."""
 
