@@ -311,7 +311,7 @@ class AddressBook:
             over,
         )
         board = await self._store.register_source(token, registration)
-        return Registered(registration, board, await self._store.lanes(registration))
+        return Registered(registration, board, await self._store.lanes(source, registration.address))
 
     def open(self, partition: Partition, registered: "Registered", end: Callable[[], int | None]) -> None:
         """The partition begins; `end` gives the end of its log, as far as that is known."""

@@ -55,6 +55,11 @@ class TopicAdmin:
         """The names of all topics there are."""
         return frozenset(await self._client.list_topics())
 
+    async def partitions(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many each of these topics has; those that don't exist are left out."""
+        described = await self._client.describe_topics(list(topics))
+        return {one["topic"]: len(one["partitions"]) for one in described if not one["error_code"]}
+
     async def create(self, name: str, partitions: int, replication: int) -> bool:
         """True when it was made, False when it was there. BrokerError if the broker refuses."""
         answer = await self._client.create_topics([NewTopic(name, partitions, replication)])

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyrula.cli import main
 from pyrula.kafka import Record
 from pyrula.workflows import (
     Context,
@@ -264,6 +266,41 @@ async def test_a_key_that_never_parks_costs_no_call(rig: Rig, client: WorkflowCl
         await run.signal("paid", "ada")
         await rig.until_committed(202)
     assert set(asked) == {b"kw"}
+
+
+async def test_lanes_that_are_away_are_listed(
+    rig: Rig,
+    client: WorkflowClient,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await rig.create(f"{rig.topic}.out", partitions=2)
+    await rig.produce([Message(b"k\xff", b"w1", partition=1), Message(b"b", b"o2", partition=0)])
+    binding = rig.binding(handle_order)
+    async with rig.running(binding):
+
+        async def reachable() -> RunHandle[Any] | None:
+            try:
+                return await client.record_run(binding, 1, 0)
+            except RunNotFoundError:
+                return None
+
+        run: RunHandle[Any] = await rig.until(reachable, "the partition to be registered")
+        await handed_over(rig, run)
+    (tmp_path / "handed_worker.py").write_text(
+        "from pyrula.kafka import KafkaOptions, KafkaWorker\n"
+        "from pyrula.workflows import ValkeyStore\n"
+        "from tests.integration.test_handing_over import handle_order\n"
+        "from pyrula.kafka import Binding\n"
+        f"worker = KafkaWorker(Binding(handle_order, topic={rig.topic!r}, group={rig.group!r}), "
+        f"store=ValkeyStore({rig.valkey!r}, namespace={rig.namespace!r}), "
+        f"kafka=KafkaOptions(bootstrap_servers={rig.kafka!r}))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert await asyncio.to_thread(main, ["lanes", "handed_worker:worker"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [f"{rig.topic}[1]  key {'k' + chr(92) + 'xff'!r}  waits for {run}", "1 away"]
 
 
 async def test_a_store_that_promises_no_disk_is_handed_nothing(

@@ -31,8 +31,11 @@ _LONGEST: Final = 64
 
 
 class LaneState(NamedTuple):
+    """`head` is the id of the run that was handed over last."""
+
     floor: int
     away: bool
+    head: str = ""
 
 
 def lane_of(key: bytes) -> bytes:
@@ -72,8 +75,8 @@ class LaneStore(Protocol):
     def hands_over(self) -> bool:
         """Whether what was handed over is on disk once that is answered; else nothing should be."""
 
-    async def lanes(self, registration: Registration) -> dict[bytes, LaneState]:
-        """Of a source that was registered, read after that."""
+    async def lanes(self, source: bytes, address: str) -> dict[bytes, LaneState]:
+        """Of a source; its holder reads them after it has registered it."""
 
     async def hand_over(self, registration: Registration, token: Token, run: HandingOver) -> HandedOver:
         """Take the run over. Sent again, it is taken once. Raises LeaseLost."""

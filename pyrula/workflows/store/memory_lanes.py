@@ -33,10 +33,11 @@ class MemoryLanes(MemoryRecords):
     def _address(self, registration: Registration) -> Address:
         return self._records.addresses[self.shard_of(registration.source), registration.address]
 
-    async def lanes(self, registration: Registration) -> dict[bytes, LaneState]:
+    async def lanes(self, source: bytes, address: str) -> dict[bytes, LaneState]:
         await asyncio.sleep(0)
-        lanes = self._address(registration).lanes
-        return {lane: LaneState(floor, self._records.is_live(head)) for lane, (floor, head) in lanes.items()}
+        found = self._records.addresses.get((self.shard_of(source), address))
+        lanes = {} if found is None else found.lanes
+        return {lane: LaneState(floor, self._records.is_live(head), head) for lane, (floor, head) in lanes.items()}
 
     async def hand_over(self, registration: Registration, token: Token, run: HandingOver) -> HandedOver:
         await asyncio.sleep(0)

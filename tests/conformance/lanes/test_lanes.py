@@ -79,7 +79,7 @@ class Worker:
         self.generation = world.generation
         self.token = (await self.store.claim_source(record_identity(*PLACE), self.generation)).token
         await self.store.register_source(self.token, registered(world.committed))
-        found = await self.store.lanes(registered(0))
+        found = await self.store.lanes(record_identity(*PLACE), registered(0).address)
         self.lanes = {key: found[lane_of(key.encode())] for key in set(world.keys) if lane_of(key.encode()) in found}
         self.complete = set()
         self.assigned = True
@@ -311,7 +311,9 @@ async def test_a_lane_goes_and_comes_home(rig: Rig) -> None:
     await rig.change(3, 1, status=RunStatus.SIGNAL_WAITING, waits=WAIT, rows=[(0, b"row")])
     run = HandingOver(rig.id(3), lane, "@orders", b'{"value":1}', 2, 0, WAIT, [(0, b"row")])
     assert (await rig.store.hand_over(rig.registration, rig.token, run)).taken
-    assert await rig.store.lanes(rig.registration) == {lane: LaneState(3, True)}
+    assert await rig.store.lanes(record_identity(*PLACE), rig.registration.address) == {
+        lane: LaneState(3, True, str(rig.id(3)))
+    }
     asked = [(lane, 3), (lane, 4), (lane_of(b"b"), 1)]
     assert await rig.store.come_home(rig.registration, rig.token, asked) == ["taken", "away", "home"]
     assert await rig.other.status(str(rig.id(3))) == RunStatus.SIGNAL_WAITING
@@ -327,7 +329,7 @@ async def test_a_lane_goes_and_comes_home(rig: Rig) -> None:
     assert (await rig.other.result(str(rig.id(3)))).value == b"7"
     await rig.store.prune_source(record_identity(*PLACE), rig.token, 4, None)
     await rig.store.pass_records(rig.registration, rig.token, 4, [3])
-    assert await rig.store.lanes(rig.registration) == {}
+    assert await rig.store.lanes(record_identity(*PLACE), rig.registration.address) == {}
     assert (await rig.other.result(str(rig.id(3)))).value == b"7"
 
 
@@ -357,4 +359,4 @@ async def test_a_record_without_a_lane_leaves_a_mark(rig: Rig) -> None:
     assert (await rig.store.hand_over(rig.registration, rig.token, run)).taken
     assert (await rig.store.hand_over(rig.registration, rig.token, run)).taken
     assert await rig.claim(rig.other, 2) == {3: -2}
-    assert await rig.store.lanes(rig.registration) == {}
+    assert await rig.store.lanes(record_identity(*PLACE), rig.registration.address) == {}

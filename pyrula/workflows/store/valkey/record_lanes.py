@@ -31,15 +31,17 @@ class ValkeyLanes(ValkeyRecords):
         shard = keys.shard_of(registration.source, runs.shards)
         return source_key, prefix, AddressKeys(runs.namespace, shard, registration.address), shard
 
-    async def lanes(self, registration: Registration) -> dict[bytes, LaneState]:
-        _, _, address, shard = self._lane_keys(registration)
-        run = structures(self._runs.namespace, shard)[0]
-        flat = await self._runs.funnel.ask(b"HGETALL", address.lanes)
-        found: dict[bytes, LaneState] = {}
-        for lane, text in zip(flat[::2], flat[1::2], strict=True):
-            floor, _, head = text.partition(b" ")
-            found[lane] = LaneState(int(floor), bool(await self._runs.funnel.ask(b"HEXISTS", run, head)))
-        return found
+    async def lanes(self, source: bytes, address: str) -> dict[bytes, LaneState]:
+        runs = self._runs
+        shard = keys.shard_of(source, runs.shards)
+        flat = await runs.funnel.ask(b"HGETALL", AddressKeys(runs.namespace, shard, address).lanes)
+        told = [text.partition(b" ") for text in flat[1::2]]
+        unfinished = structures(runs.namespace, shard)[0]
+        away = [runs.funnel.ask(b"HEXISTS", unfinished, head) for _, _, head in told]
+        return {
+            lane: LaneState(int(floor), bool(await live), head.decode())
+            for lane, (floor, _, head), live in zip(flat[::2], told, away, strict=True)
+        }
 
     async def hand_over(self, registration: Registration, token: Token, run: HandingOver) -> HandedOver:
         source_key, prefix, address, shard = self._lane_keys(registration)
