@@ -40,7 +40,7 @@ from pyrula.workflows.group_commit import GroupCommit
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.naming import names_checked
 from pyrula.workflows.signals import process_signals
-from pyrula.workflows.store.standing import Registry
+from pyrula.workflows.store.registry import Registry
 from pyrula.workflows.worker.register import Register, served_of
 
 log = logging.getLogger("pyrula.kafka")

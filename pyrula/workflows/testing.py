@@ -209,8 +209,8 @@ class _VirtualDriver(Driver):
                 continue
             if detail.status in TERMINAL or detail.run_id in told:
                 continue
-            standing = await self.store.standing(run_id)
-            told[detail.run_id] = f"({detail.name}) {explained(detail, standing, None)}"
+            outlook = await self.store.outlook(run_id)
+            told[detail.run_id] = f"({detail.name}) {explained(detail, outlook, None)}"
         return told
 
 

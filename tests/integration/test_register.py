@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pyrula.workflows import ConfigurationError, Context, Limit, ValkeyStore, WorkflowClient, WorkflowWorker, workflow
-from pyrula.workflows.store.standing import Served
+from pyrula.workflows.store.registry import Enlisted
 from tests.integration.rig import Rig
 
 NAME = "registered_orders"
@@ -29,7 +29,7 @@ async def test_no_binding_beside_a_live_worker_with_flow_control(rig: Rig) -> No
     rig.topics.create(rig.topic, rig.letters)
     store = ValkeyStore(rig.valkey, namespace=rig.namespace)
     await store.open()
-    await store.enlist("runs-1", (Served(NAME, "1", None, True),))
+    await store.enlist("runs-1", (Enlisted(NAME, "1", None, True),))
     with pytest.raises(ConfigurationError, match=rf"'{NAME}' is bound to topic .* has flow control .* worker runs-1"):
         async with rig.running(rig.binding(bound())):
             pass

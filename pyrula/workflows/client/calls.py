@@ -47,8 +47,8 @@ from pyrula.workflows.store.payloads import (
 )
 from pyrula.workflows.store.record_changes import RecordFinder
 from pyrula.workflows.store.refusals import RunFinishedError, RunNotFoundError
+from pyrula.workflows.store.registry import Registry
 from pyrula.workflows.store.runs import Origin, Query, Result, RunSender, ScheduleStore
-from pyrula.workflows.store.standing import Registry
 
 __all__ = ["Named", "RunCalls", "SendingStore", "signal_message"]
 
@@ -329,13 +329,13 @@ class RunCalls:
         await self._open()
         detail = await self.store.detail(str(run_id))
         try:
-            standing = await self.store.standing(str(run_id))
+            outlook = await self.store.outlook(str(run_id))
         except RunNotFoundError:
             return explained(detail, None, None)  # a record's run: its partition has it
         served = None
         if detail.status is RunStatus.QUEUED and not self._in_process:
             served = served_by(await self.store.enlisted(), detail.name, detail.version)
-        return explained(detail, standing, served)
+        return explained(detail, outlook, served)
 
 
 def signal_message(signal: str, payload: Any, signal_id: str | None) -> Message:

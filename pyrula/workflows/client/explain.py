@@ -12,9 +12,10 @@ from typing import Literal
 from pyrula.workflows.stamps import LimitStamp, RateStamp
 from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, RunStatus
 from pyrula.workflows.store.messages import Wait
+from pyrula.workflows.store.outlook import Outlook
 from pyrula.workflows.store.payloads import read_failure
+from pyrula.workflows.store.registry import WorkerEntry
 from pyrula.workflows.store.runs import RunDetail
-from pyrula.workflows.store.standing import Standing, WorkerEntry
 
 __all__ = ["RunExplanation", "explained", "served_by"]
 
@@ -63,36 +64,36 @@ def served_by(workers: Sequence[WorkerEntry], name: str, version: str | None) ->
     )
 
 
-def explained(detail: RunDetail, standing: Standing | None, served: bool | None) -> RunExplanation:
-    """`standing` None: nothing is kept of how it waits (a record's run)."""
-    standing = standing or Standing(None, detail.created_at)
+def explained(detail: RunDetail, outlook: Outlook | None, served: bool | None) -> RunExplanation:
+    """`outlook` None: nothing is kept of how it waits (a record's run)."""
+    outlook = outlook or Outlook(None, detail.created_at)
     return RunExplanation(
         run_id=detail.run_id,
         workflow=detail.name,
         version=detail.version,
         status=detail.status,
-        text=_sentence(detail, standing, served),
-        since=_time(standing.since),
+        text=_sentence(detail, outlook, served),
+        since=_time(outlook.since),
         worker=detail.worker,
         waits=detail.waits,
         served=served,
-        limit=standing.limit,
-        slots_used=standing.used,
-        slot_holders=standing.holders,
-        rate=standing.rate,
-        next_start=_time(standing.next_start),
-        waits_at=standing.gate,
-        before=standing.before,
-        owners_before=standing.owners_before,
+        limit=outlook.limit,
+        slots_used=outlook.used,
+        slot_holders=outlook.holders,
+        rate=outlook.rate,
+        next_start=_time(outlook.next_start),
+        waits_at=outlook.gate,
+        before=outlook.before,
+        owners_before=outlook.owners_before,
     )
 
 
-def _sentence(detail: RunDetail, standing: Standing, served: bool | None) -> str:
+def _sentence(detail: RunDetail, outlook: Outlook, served: bool | None) -> str:
     status = detail.status
     if status is RunStatus.QUEUED:
-        age = "" if standing.since is None else f" {_duration(standing.now - standing.since)}"
-        return f"queued{age}: {_obstacles(detail, standing, served)}"
-    since = "" if standing.since is None else f" since {_moment(standing.since)}"
+        age = "" if outlook.since is None else f" {_duration(outlook.now - outlook.since)}"
+        return f"queued{age}: {_obstacles(detail, outlook, served)}"
+    since = "" if outlook.since is None else f" since {_moment(outlook.since)}"
     if status is RunStatus.RUNNING:
         return f"running on worker {detail.worker}{since}"
     if status in PARKED and detail.waits:
@@ -105,32 +106,32 @@ def _sentence(detail: RunDetail, standing: Standing, served: bool | None) -> str
     return f"{status}{since}"
 
 
-def _obstacles(detail: RunDetail, standing: Standing, served: bool | None) -> str:
+def _obstacles(detail: RunDetail, outlook: Outlook, served: bool | None) -> str:
     if served is False:
         version = "" if detail.version is None else f" version {detail.version}"
         return f"no live worker serves {detail.name}{version}"
     found = []
-    limit, rate = standing.limit, standing.rate
-    if limit is not None and (standing.used >= limit.max or standing.gate == "Limit"):
-        held = f" held by {_names(standing)}" if standing.holders else ""
-        found.append(f"Limit {limit.label}={limit.key} {standing.used}/{limit.max}{held}")
-    if rate is not None and standing.next_start is not None:
-        left = standing.next_start - standing.now
+    limit, rate = outlook.limit, outlook.rate
+    if limit is not None and (outlook.used >= limit.max or outlook.gate == "Limit"):
+        held = f" held by {_names(outlook)}" if outlook.holders else ""
+        found.append(f"Limit {limit.label}={limit.key} {outlook.used}/{limit.max}{held}")
+    if rate is not None and outlook.next_start is not None:
+        left = outlook.next_start - outlook.now
         # named again only if it isn't the Limit's key
         key = "" if limit is not None and limit[:2] == rate[:2] else f" {rate.label}={rate.key}"
         if left > 0:
             found.append(f"Rate{key}, next token in {_duration(left)}")
-        elif standing.gate == "Rate":
+        elif outlook.gate == "Rate":
             found.append(f"Rate{key}, a token is there")
-    if standing.before:
-        found.append(f"{_ordinal(standing.before + 1)} of its owner")
-    if standing.owners_before:
-        found.append(f"{standing.owners_before} owner{'s' if standing.owners_before > 1 else ''} before its own")
+    if outlook.before:
+        found.append(f"{_ordinal(outlook.before + 1)} of its owner")
+    if outlook.owners_before:
+        found.append(f"{outlook.owners_before} owner{'s' if outlook.owners_before > 1 else ''} before its own")
     return "; then ".join(found) or "next in turn, waits for a worker with a free place"
 
 
-def _names(standing: Standing) -> str:
-    named, more = standing.holders[:_NAMED], standing.used - _NAMED
+def _names(outlook: Outlook) -> str:
+    named, more = outlook.holders[:_NAMED], outlook.used - _NAMED
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 

@@ -33,7 +33,7 @@ from pyrula.workflows.naming import meant, names_checked
 from pyrula.workflows.params import Params, encode_unchecked
 from pyrula.workflows.stamps import stamp_of
 from pyrula.workflows.store.messages import Message
-from pyrula.workflows.store.standing import Served, misfits
+from pyrula.workflows.store.registry import Enlisted, misfits
 from pyrula.workflows.store.runs import Submission
 
 __all__ = ["WorkflowClient"]
@@ -309,7 +309,7 @@ class WorkflowClient(TriggerCalls):
         pair = definition.name, definition.version
         if self._unbound.get(pair, -math.inf) + _UNBOUND_SECONDS > time.monotonic():
             return
-        for misfit in misfits(Served(*pair, topic=None, gated=True), await self.store.enlisted()):
+        for misfit in misfits(Enlisted(*pair, topic=None, gated=True), await self.store.enlisted()):
             if misfit.same_version:
                 raise ConfigurationError(misfit.text)
             logger.warning("%s", misfit.text)

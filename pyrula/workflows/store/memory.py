@@ -12,9 +12,9 @@ from pyrula.workflows.store.memory_batches import MemoryBatches
 from pyrula.workflows.store.memory_board import Board
 from pyrula.workflows.store.memory_lanes import MemoryLanes
 from pyrula.workflows.store.memory_listing import MemoryListing
+from pyrula.workflows.store.memory_outlook import MemoryOutlook
 from pyrula.workflows.store.memory_record_runs import RecordRuns
 from pyrula.workflows.store.memory_schedules import MemorySchedules
-from pyrula.workflows.store.memory_standing import MemoryStanding
 from pyrula.workflows.store.port import MAX_POSITION, Batch, Claim, Row, Token
 
 _SHARDS = 16
@@ -33,9 +33,7 @@ class _Source:
     rows: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
 
-class MemoryStore(
-    MemoryLanes, MemorySchedules, MemoryListing, MemoryBackfills, MemoryBatches, MemoryStanding
-):
+class MemoryStore(MemoryLanes, MemorySchedules, MemoryListing, MemoryBackfills, MemoryBatches, MemoryOutlook):
     """A SourceStore and RunStore that forgets everything with the process.
 
     >>> store = MemoryStore()

@@ -31,8 +31,8 @@ from pyrula.workflows.store.messages import (
     wakes,
 )
 from pyrula.workflows.store.refusals import RunNotFoundError
+from pyrula.workflows.store.registry import Enlisted
 from pyrula.workflows.store.runs import RETENTION_SECONDS, Query, Schedule
-from pyrula.workflows.store.standing import Served
 
 Holder = tuple[str, int]
 
@@ -139,7 +139,7 @@ class Board:
         self.queries: dict[str, Asked] = {}
         self.answers: dict[str, tuple[bytes, float]] = {}
         self.plans: dict[str, Schedule] = {}
-        self.workers: dict[str, tuple[float, tuple[Served, ...]]] = {}
+        self.workers: dict[str, tuple[float, tuple[Enlisted, ...]]] = {}
         self.batches = Batches(self.now)
         self.on_ready: list[Callable[[], None]] = []
         self.on_inbox: dict[str, list[Callable[[str], None]]] = {}

@@ -38,8 +38,9 @@ from pyrula.workflows.store.messages import (
     Unread,
     Wait,
 )
+from pyrula.workflows.store.outlook import Outlook
 from pyrula.workflows.store.record_changes import RecordFinder
-from pyrula.workflows.store.standing import Registry, Standing
+from pyrula.workflows.store.registry import Registry
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
 
@@ -256,7 +257,7 @@ class RunSender(Protocol):
     async def origin(self, run_id: str) -> Origin:
         """Cheap: for who only wants to know whose run it is."""
 
-    async def standing(self, run_id: str) -> Standing:
+    async def outlook(self, run_id: str) -> Outlook:
         """What stands between the run and its start."""
 
     async def events(self, run_id: str) -> list[bytes]:

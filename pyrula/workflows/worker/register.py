@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError, StoreUnavailable
-from pyrula.workflows.store.standing import Registry, Served, misfits
+from pyrula.workflows.store.registry import Enlisted, Registry, misfits
 
 __all__ = ["Register", "served_of"]
 
@@ -22,15 +22,15 @@ log = logging.getLogger("pyrula.worker")
 _SECONDS: Final = 10.0
 
 
-def served_of(definition: WorkflowDefinition[Any, Any], topic: str | None = None) -> Served:
+def served_of(definition: WorkflowDefinition[Any, Any], topic: str | None = None) -> Enlisted:
     gated = definition.concurrency or definition.rate_limit or definition.trigger
-    return Served(definition.name, definition.version, topic, gated is not None)
+    return Enlisted(definition.name, definition.version, topic, gated is not None)
 
 
 class Register:
     """One worker's entry. `odd` says what doesn't fit just now, for its health."""
 
-    def __init__(self, store: Registry, worker: str, served: Iterable[Served]) -> None:
+    def __init__(self, store: Registry, worker: str, served: Iterable[Enlisted]) -> None:
         self._store = store
         self._worker = worker
         self._served = tuple(served)

@@ -6,7 +6,7 @@ import pytest
 
 from pyrula.workflows import Context, Limit, Rate, RunExplanation, RunNotFoundError, WorkflowClient, workflow
 from pyrula.workflows.store.messages import Change, End, Lease, Wait
-from pyrula.workflows.store.standing import Served
+from pyrula.workflows.store.registry import Enlisted
 from tests.conformance.client.holder import Holder
 
 NAME = "explained"
@@ -31,7 +31,7 @@ async def claim(holder: Holder, n: int) -> list[Lease]:
 
 @pytest.fixture
 async def live(holder: Holder) -> Holder:
-    await holder.store.enlist("w1", (Served(NAME, "2", None, True),))
+    await holder.store.enlist("w1", (Enlisted(NAME, "2", None, True),))
     return holder
 
 
@@ -45,7 +45,7 @@ async def said(client: WorkflowClient, run_id: str) -> RunExplanation:
 
 async def test_nobody_serves_it(client: WorkflowClient, holder: Holder) -> None:
     run_id = await submit(client)
-    await holder.store.enlist("old", (Served(NAME, "1", None, True), Served("other", "2", None, False)))
+    await holder.store.enlist("old", (Enlisted(NAME, "1", None, True), Enlisted("other", "2", None, False)))
     found = await said(client, run_id)
     assert found.text.startswith("queued 0.")
     assert found.text.endswith("s: no live worker serves explained version 2")

@@ -8,7 +8,7 @@ import pytest
 
 from pyrula.workflows.stamps import LimitStamp, RateStamp, Stamp
 from pyrula.workflows.store.messages import Lease
-from pyrula.workflows.store.standing import Served
+from pyrula.workflows.store.registry import Enlisted
 from pyrula.workflows.store.valkey import ValkeyStore
 from pyrula.workflows.store.valkey.run_keys import STRUCTURES
 from tests.conformance.runs.rig import Rig
@@ -68,7 +68,7 @@ async def test_a_run_that_has_a_slot_and_one_that_waits(rig: Rig, server: Server
 
 
 async def test_the_register(rig: Rig, server: Server) -> None:
-    await rig.store.enlist("w1", (Served("cart", "1", "orders", False),))
+    await rig.store.enlist("w1", (Enlisted("cart", "1", "orders", False),))
     stored = await server.call("HGET", b"{%b:0}workers" % server.namespace.encode(), "w1")
     seen, served = json.loads(stored)
     assert abs(seen - rig.store.now()) < 5

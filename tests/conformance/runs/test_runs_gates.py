@@ -7,8 +7,8 @@ import pytest
 from pyrula.workflows.stamps import LimitStamp, RateStamp, Stamp
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.messages import Change, End, Lease, Message, Wait
+from pyrula.workflows.store.registry import Enlisted, WorkerEntry
 from pyrula.workflows.store.runs import ClaimedRun, RunStore
-from pyrula.workflows.store.standing import Served, WorkerEntry
 from pyrula.workflows.store.valkey import ValkeyStore
 from tests.conformance.runs.rig import SERVED, Rig
 from tests.conformance.server import Server
@@ -75,7 +75,7 @@ async def test_a_chain_keeps_its_slot(rig: Rig) -> None:
     finished = await rig.store.finish(first.lease, Change(1), End("continued_as_new", params=b"{}", version="2"))
     assert finished.next is not None
     await rig.nothing()
-    assert (await rig.store.standing(second)).holders == (RunId.parse(first.lease.run_id).chain,)
+    assert (await rig.store.outlook(second)).holders == (RunId.parse(first.lease.run_id).chain,)
     await rig.store.release(finished.next.lease)
     assert (await rig.claim()).lease.run_id == second
     await rig.nothing(served=[("cart", "2")])
@@ -179,16 +179,16 @@ async def test_both_gates_or_neither(rig: Rig) -> None:
     first = await rig.started(stamp=stamp)
     second, third = [await rig.submit(stamp=stamp) for _ in range(2)]
     await rig.nothing()
-    standing = await rig.store.standing(second)
-    assert (standing.gate, standing.used, standing.holders) == ("Limit", 1, (first.lease.run_id,))
+    outlook = await rig.store.outlook(second)
+    assert (outlook.gate, outlook.used, outlook.holders) == ("Limit", 1, (first.lease.run_id,))
     await rig.complete(first.lease)
     assert (await rig.claim()).lease.run_id == second
     await rig.complete(Lease(second, "w", 1))
     await rig.nothing()
-    standing = await rig.store.standing(third)
-    assert (standing.gate, standing.used) == ("Rate", 0)
-    assert standing.next_start is not None
-    assert standing.next_start > standing.now + 990
+    outlook = await rig.store.outlook(third)
+    assert (outlook.gate, outlook.used) == ("Rate", 0)
+    assert outlook.next_start is not None
+    assert outlook.next_start > outlook.now + 990
     # its slot is there for whoever needs no token
     other = await rig.submit(stamp=Stamp(limit=stamp.limit))
     assert (await rig.claim()).lease.run_id == other
@@ -231,23 +231,23 @@ async def test_what_stands_before_a_run(rig: Rig) -> None:
     holder = await rig.started(stamp=limited(), owner="a")
     one, two = [await rig.submit(stamp=limited(), owner="a") for _ in range(2)]
     other = await rig.submit(stamp=limited(), owner="b")
-    standing = await rig.store.standing(two)
-    assert (standing.limit, standing.rate) == (LimitStamp("tenant_id", "acme", 1), None)
-    assert (standing.gate, standing.used, standing.holders) == ("Limit", 1, (holder.lease.run_id,))
-    assert (standing.before, standing.owners_before) == (1, 0)
-    assert (await rig.store.standing(one)).before == 0
-    assert (await rig.store.standing(other)).owners_before == 1
-    running = await rig.store.standing(holder.lease.run_id)
+    outlook = await rig.store.outlook(two)
+    assert (outlook.limit, outlook.rate) == (LimitStamp("tenant_id", "acme", 1), None)
+    assert (outlook.gate, outlook.used, outlook.holders) == ("Limit", 1, (holder.lease.run_id,))
+    assert (outlook.before, outlook.owners_before) == (1, 0)
+    assert (await rig.store.outlook(one)).before == 0
+    assert (await rig.store.outlook(other)).owners_before == 1
+    running = await rig.store.outlook(holder.lease.run_id)
     assert running.since is not None
     assert running.gate is None
     ready = [await rig.submit(stamp=limited("globex", 100), owner="c") for _ in range(3)]
-    assert (await rig.store.standing(ready[2])).before == 2
+    assert (await rig.store.outlook(ready[2])).before == 2
     await rig.complete(holder.lease)
-    assert (await rig.store.standing(holder.lease.run_id)).since is None
+    assert (await rig.store.outlook(holder.lease.run_id)).since is None
 
 
 async def test_the_register_of_workers(rig: Rig) -> None:
-    served = (Served("cart", "1", None, True), Served("ship", "2", "orders", False))
+    served = (Enlisted("cart", "1", None, True), Enlisted("ship", "2", "orders", False))
     await rig.store.enlist("w1", served)
     await rig.other.enlist("w2", ())
     await rig.store.enlist("w1", served)

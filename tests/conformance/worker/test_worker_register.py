@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pyrula.workflows import ConfigurationError, Limit, WorkerOptions, WorkflowClient, WorkflowWorker, workflow
+from pyrula.workflows.store.registry import Enlisted
 from pyrula.workflows.store.runs import RunStore
-from pyrula.workflows.store.standing import Served
 
-BOUND = Served("register_sync", "1", "orders", False)
+BOUND = Enlisted("register_sync", "1", "orders", False)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from pyrula.workflows import (
     workflow,
 )
 from pyrula.workflows.store.lifecycle import TERMINAL
-from pyrula.workflows.store.standing import Served as Standing
+from pyrula.workflows.store.registry import Enlisted
 from tests.conformance.server import Server
 from tests.conformance.worker.conftest import Workers
 from tests.guarantees.members import SOAK
@@ -547,7 +547,7 @@ async def test_an_event_is_refused_beside_a_worker_that_has_the_workflow_bound_t
     client = workers.client()
     await client.store.open()
     store: Any = client.store
-    await store.enlist("kafka-1", (Standing("worker_digest", "1", "comments", False),))
+    await store.enlist("kafka-1", (Enlisted("worker_digest", "1", "comments", False),))
     with pytest.raises(ConfigurationError, match=r"'worker_digest' has flow control.*topic 'comments'.*kafka-1"):
         await client.trigger(digest, {"user_id": "u", "n": 0})
     await store.strike("kafka-1")

@@ -28,8 +28,8 @@ from pyrula.workflows.store.valkey.run_batches import ValkeyBatches
 from pyrula.workflows.store.valkey.run_claims import Claimer
 from pyrula.workflows.store.valkey.run_link import RunLink
 from pyrula.workflows.store.valkey.run_listing import ValkeyListing
+from pyrula.workflows.store.valkey.run_outlook import ValkeyOutlook
 from pyrula.workflows.store.valkey.run_schedules import ValkeySchedules
-from pyrula.workflows.store.valkey.run_standing import ValkeyStanding
 from pyrula.workflows.store.valkey.scripts import script
 from pyrula.workflows.store.valkey.session import Session
 from pyrula.workflows.store.valkey.topology import Topology
@@ -46,7 +46,7 @@ _PAGE_BUCKETS = 8
 
 
 @names_checked
-class ValkeyStore(ValkeyLanes, ValkeySchedules, ValkeyListing, ValkeyBackfills, ValkeyBatches, ValkeyStanding):
+class ValkeyStore(ValkeyLanes, ValkeySchedules, ValkeyListing, ValkeyBackfills, ValkeyBatches, ValkeyOutlook):
     """A SourceStore and RunStore on Valkey >= 7.2 or Redis >= 7.2.
 
     A request is given ``timeout`` seconds, and sent again for ``retry_for`` seconds before StoreUnavailable. With TLS,

@@ -4,8 +4,9 @@ from typing import Final
 
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.stamps import Stamp
+from pyrula.workflows.store.outlook import HOLDERS_TOLD, Outlook
 from pyrula.workflows.store.refusals import RunNotFoundError
-from pyrula.workflows.store.standing import HOLDERS_TOLD, LIVE_SECONDS, Served, Standing, WorkerEntry
+from pyrula.workflows.store.registry import LIVE_SECONDS, Enlisted, WorkerEntry
 from pyrula.workflows.store.valkey.run_keys import tag
 from pyrula.workflows.store.valkey.run_link import RunLink
 
@@ -13,20 +14,20 @@ _KEPT_SECONDS: Final = 7 * 24 * 3600
 _GATES: Final = {b"l": "Limit", b"r": "Rate", b"": None}
 
 
-class ValkeyStanding:
+class ValkeyOutlook:
     """The part of RunSender that explains, and Registry."""
 
     _runs: RunLink
 
-    async def standing(self, run_id: str) -> Standing:
+    async def outlook(self, run_id: str) -> Outlook:
         runs, run = self._runs, self._runs.parse(run_id)
         told = [run.chain.encode(), b"%d" % run.link, b"%d" % HOLDERS_TOLD]
-        found = await runs.script("standing", run.shard, [runs.keys(run).hash], told)
+        found = await runs.script("outlook", run.shard, [runs.keys(run).hash], told)
         if not found:
             raise RunNotFoundError(run_id)
         since, now, stamp, used, holders, due, gate, before, owners = found
         stamped = Stamp.decode(stamp) if stamp else Stamp()
-        return Standing(
+        return Outlook(
             since=float(since) / 1e6 if since else None,
             now=float(now) / 1e6,
             limit=stamped.limit,
@@ -43,7 +44,7 @@ class ValkeyStanding:
     def _register(self) -> bytes:
         return tag(self._runs.namespace, 0) + b"workers"
 
-    async def enlist(self, worker: str, served: tuple[Served, ...]) -> None:
+    async def enlist(self, worker: str, served: tuple[Enlisted, ...]) -> None:
         ask, key = self._runs.funnel.ask, self._register
         entry = dumps([self._runs.now(), [[*each] for each in served]])
         await ask(b"HSET", key, worker.encode(), entry)
@@ -60,7 +61,7 @@ class ValkeyStanding:
         for worker, entry in zip(flat[::2], flat[1::2], strict=True):
             seen, served = loads(entry)
             if seen >= now - LIVE_SECONDS:
-                live.append(WorkerEntry(worker.decode(), tuple(Served(*each) for each in served)))
+                live.append(WorkerEntry(worker.decode(), tuple(Enlisted(*each) for each in served)))
             elif seen < now - _KEPT_SECONDS:
                 gone.append(worker)
         if gone:

@@ -4,22 +4,23 @@ import asyncio
 
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.memory_board import Board
-from pyrula.workflows.store.standing import HOLDERS_TOLD, LIVE_SECONDS, Served, Standing, WorkerEntry
+from pyrula.workflows.store.outlook import HOLDERS_TOLD, Outlook
+from pyrula.workflows.store.registry import LIVE_SECONDS, Enlisted, WorkerEntry
 
 
-class MemoryStanding:
+class MemoryOutlook:
     """The part of RunSender that explains, and Registry."""
 
     _board: Board
 
-    async def standing(self, run_id: str) -> Standing:
+    async def outlook(self, run_id: str) -> Outlook:
         await asyncio.sleep(0)
         board, chain = self._board, self._board.find(run_id)
         stamp = chain.stamp or Stamp()
         if chain.finished:
-            return Standing(None, board.now(), stamp.limit, stamp.rate)
+            return Outlook(None, board.now(), stamp.limit, stamp.rate)
         facts = board.queue.facts(chain.id, chain.name, chain.stamp, chain.paid, board.microseconds())
-        return Standing(
+        return Outlook(
             since=chain.since,
             now=board.now(),
             limit=stamp.limit,
@@ -32,7 +33,7 @@ class MemoryStanding:
             owners_before=facts.owners_before,
         )
 
-    async def enlist(self, worker: str, served: tuple[Served, ...]) -> None:
+    async def enlist(self, worker: str, served: tuple[Enlisted, ...]) -> None:
         await asyncio.sleep(0)
         self._board.workers[worker] = (self._board.now(), served)
 

@@ -1,44 +1,18 @@
-"""What stands between a queued run and its start, and which workers there are: plain data for who explains runs.
+"""Which workers there are and what they serve, across processes; and what of it doesn't go together.
 
-A store tells facts of one moment; the words are made by the client.
+A workflow is bound to a topic, or has flow control, in all processes alike.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from pyrula.workflows.stamps import LimitStamp, RateStamp
-
-__all__ = ["HOLDERS_TOLD", "LIVE_SECONDS", "Misfit", "Registry", "Served", "Standing", "WorkerEntry", "misfits"]
+__all__ = ["LIVE_SECONDS", "Enlisted", "Misfit", "Registry", "WorkerEntry", "misfits"]
 
 LIVE_SECONDS: Final = 60.0
 """A worker that hasn't been heard of for so long isn't live."""
 
-HOLDERS_TOLD: Final = 10
 
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A run in the store. `since`: when it got its status, None for one that has ended. `now`: the store's time.
-
-    `limit`, `rate`: its stamps; `used` slots of the Limit's key, `holders` some of the runs that have them;
-    `next_start`: when the Rate's next token is due, None if it has had its own. `gate`: where it waits, if it does.
-    `before`: runs of its owner ahead of it there, up to about a hundred; `owners_before`: owners ahead of its own.
-    """
-
-    since: float | None
-    now: float
-    limit: LimitStamp | None = None
-    rate: RateStamp | None = None
-    used: int = 0
-    holders: tuple[str, ...] = ()
-    next_start: float | None = None
-    gate: Literal["Limit", "Rate"] | None = None
-    before: int = 0
-    owners_before: int = 0
-
-
-class Served(NamedTuple):
+class Enlisted(NamedTuple):
     """A workflow of a worker's: bound to `topic`, or None if it executes submitted runs. `gated`: with flow control."""
 
     name: str
@@ -51,7 +25,7 @@ class WorkerEntry(NamedTuple):
     """A worker that was heard of within LIVE_SECONDS."""
 
     worker: str
-    served: tuple[Served, ...]
+    served: tuple[Enlisted, ...]
 
 
 class Misfit(NamedTuple):
@@ -61,7 +35,7 @@ class Misfit(NamedTuple):
     text: str
 
 
-def misfits(mine: Served, entries: Iterable[WorkerEntry]) -> list[Misfit]:
+def misfits(mine: Enlisted, entries: Iterable[WorkerEntry]) -> list[Misfit]:
     """What of the live workers' doesn't go with this."""
     found = []
     for entry in entries:
@@ -81,7 +55,7 @@ def misfits(mine: Served, entries: Iterable[WorkerEntry]) -> list[Misfit]:
     return found
 
 
-def _told(served: Served) -> str:
+def _told(served: Enlisted) -> str:
     what = "has flow control" if served.topic is None else f"is bound to topic {served.topic!r}"
     return f"{what} (version {served.version!r})"
 
@@ -90,7 +64,7 @@ def _told(served: Served) -> str:
 class Registry(Protocol):
     """Who serves what, across processes."""
 
-    async def enlist(self, worker: str, served: tuple[Served, ...]) -> None:
+    async def enlist(self, worker: str, served: tuple[Enlisted, ...]) -> None:
         """Say that this worker is live and serves these. Again with every heartbeat."""
 
     async def strike(self, worker: str) -> None:
