@@ -198,7 +198,12 @@ async def test_a_request_that_no_worker_can_run_waits_and_one_that_cannot_be_run
 ) -> None:
     await rig.create()
     await rig.produce(records(5))
-    async with client_of(rig) as client, rig.running(rig.binding(note)):
+    second = f"{rig.group}-2"
+    several = rig.binding(waiting, group=second), rig.binding(waiting, group=f"{rig.group}-3")
+    async with client_of(rig) as client, rig.running(rig.binding(note), *several):
+        await client.backfills.start(waiting, f"{rig.topic}-x", backfill_id="ambiguous")
+        failed = await until_status(rig, client, "ambiguous", "failed")
+        assert "workflow control.waiting has several bindings; say group= (" in failed.problem
         await client.backfills.start("control.unknown", rig.topic, backfill_id="unknown")
         await client.backfills.start(note, rig.topic, group="another", backfill_id="other-group")
         await client.backfills.start(note, rig.topic, where="no.such:thing", backfill_id="where")
@@ -211,8 +216,9 @@ async def test_a_request_that_no_worker_can_run_waits_and_one_that_cannot_be_run
         "other-group": "requested",
         "where": "requested",
         "topic": "failed",
+        "ambiguous": "failed",
     }
-    assert "backfill where isn't run by this worker: where='no.such:thing' can't be imported" in caplog.text
+    assert "backfill where is left to other workers: where='no.such:thing' can't be imported" in caplog.text
 
 
 async def test_a_worker_that_stops_lets_go_and_another_goes_on(rig: Rig) -> None:

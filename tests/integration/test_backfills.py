@@ -238,6 +238,25 @@ async def test_a_log_that_is_cut_or_made_again_below_the_range(rig: Rig) -> None
     assert report.read <= 20 + 4 + 200
 
 
+async def test_a_topic_that_is_deleted_while_it_is_read(rig: Rig) -> None:
+    await rig.create()
+    await rig.produce(Message(b"k", b"%0100000d" % n) for n in range(60))
+    options = {
+        "buffer_records": 4,
+        "max_partition_fetch_bytes": 150_000,
+        "buffer_bytes": 300_000,
+        "metadata_max_age": 1.0,
+    }
+    task = asyncio.create_task(run(rig, Backfill(rig.binding(holding), max_concurrency=1), **options))
+    await rig.until(lambda: len(seen) == 20, "the backfill to wait at record 20")
+    await asyncio.to_thread(rig.topics.delete, rig.topic)
+    release.set()
+    report = await task
+    assert (report.status, report.partitions[0].state) == ("failed", "stuck")
+    assert "was deleted while the backfill ran" in report.problem
+    assert 20 < report.completed == len(seen) < 60
+
+
 async def test_a_topic_made_again_is_another_one(rig: Rig) -> None:
     await rig.create()
     await rig.produce(numbered(60))

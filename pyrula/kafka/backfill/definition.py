@@ -7,7 +7,6 @@ is read; knows no broker and no store.
 
 import importlib
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -34,9 +33,7 @@ from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.naming import names_checked
 from pyrula.workflows.store.backfills import StoredBackfill
 
-__all__ = ["Backfill", "Job", "Undecided", "group_of", "job_of", "serves"]
-
-log = logging.getLogger("pyrula.kafka")
+__all__ = ["Backfill", "Job", "NotHere", "Undecided", "group_of", "job_of", "serves"]
 
 Where: TypeAlias = Callable[[Record[Any]], bool]
 Matches: TypeAlias = Callable[[Raw], bool]
@@ -44,6 +41,10 @@ Matches: TypeAlias = Callable[[Raw], bool]
 
 class Undecided(Exception):
     """`where` raised for a record, or could not read it."""
+
+
+class NotHere(ConfigurationError):
+    """This process can't run a backfill that another one may be able to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,8 @@ class Backfill:
         of: BackfillReport,
         bindings: Sequence[Binding],
         *,
-        id: str | None = None,
-        pace: Pace = Pace(),  # noqa: A002,B008
+        id: str | None = None,  # noqa: A002
+        pace: Pace = Pace(),  # noqa: B008
     ) -> "Backfill":
         """What runs once more the records that failed in a backfill that is over. BackfillRefused for one that isn't,
         ConfigurationError if nothing of its workflow is here."""
@@ -225,21 +226,21 @@ def serves(request: Request, bindings: Sequence[Binding]) -> WorkflowDefinition[
 def job_of(stored: StoredBackfill, bindings: Sequence[Binding]) -> Job | None:
     """A stored backfill as this process can run it; None if it isn't one of its workflows.
 
-    ConfigurationError if it is, and can't be run."""
+    NotHere if it is, and only its predicate is wanting; ConfigurationError if it can't be run at all."""
     request, pace = Request.decode(stored.request), Pace.decode(stored.pace)
     source = serves(request, bindings)
     if source is None:
         return None
+    binding = bind(source, stored.id, request, pace)
     matches = None if request.failed_of is None else is_letter_of(request.failed_of)
     if request.where is not None:
         if not is_importable(request.where):
-            log.warning(
-                "backfill %s is left to the process that started it: its where= (%s) can't be imported by others",
-                stored.id, request.where,
-            )  # fmt: skip
-            return None
-        matches = compile_where(load_where(request.where))
-    return Job(stored.id, request, pace, bind(source, stored.id, request, pace), matches)
+            raise NotHere(f"where={request.where} can't be imported by others than the process that started it")
+        try:
+            matches = compile_where(load_where(request.where))
+        except ConfigurationError as error:
+            raise NotHere(str(error)) from error
+    return Job(stored.id, request, pace, binding, matches)
 
 
 def load_where(name: str) -> Where:

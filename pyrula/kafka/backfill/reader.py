@@ -47,9 +47,11 @@ class Reading:
 
     def __init__(self, options: KafkaOptions) -> None:
         self._options = options
-        self._consumer = _consumer(options)
+        # Made when it is to connect: one that never did is complained of when it goes.
+        self._consumer: Any = None
 
     async def __aenter__(self) -> Self:
+        self._consumer = _consumer(self._options)
         try:
             await self._consumer.start()
         except (KafkaError, OSError) as error:
@@ -60,7 +62,8 @@ class Reading:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._consumer.stop()
+        if self._consumer is not None:
+            await self._consumer.stop()
 
     async def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """First offset still in the log and the offset after the last readable one, of each."""

@@ -142,6 +142,7 @@ class RunningBackfill:
                 return True
             return False
         self._read_plan(stored)
+        await self._give_up_on([part for part in self._parts.values() if part.trouble is not None])
         took = await self._take_one(stored)
         self._share_rate(stored)
         await self._wait(TAKE_SECONDS if took else max(0.01, self._next_save - monotonic()))
@@ -182,9 +183,9 @@ class RunningBackfill:
         # Later than this nothing starts: one interval before others may take the parts of whoever is silent.
         standing = self._pool.standing = Standing(self._lease - self._interval)
         self._around = Surroundings(
-            self.job,
-            self._pool,
-            standing,
+            job=self.job,
+            pool=self._pool,
+            standing=standing,
             store=self._store,
             commits=self._commits,
             options=self._options,
@@ -227,13 +228,8 @@ class RunningBackfill:
         if not self._parts:
             around.standing.proved(sent)
             self._next_save = sent + self._interval
-        part = Part(around, number, self._worker, taken)
-        self._parts[number] = part
-        try:
-            await part.open()
-        except (BrokerError, StoreError):
-            await self._let_go([part])
-            raise
+        part = self._parts[number] = Part(around, number, self._worker, taken)
+        part.begin()
         return True
 
     async def _save(self) -> None:
@@ -265,6 +261,12 @@ class RunningBackfill:
             del self._parts[part.number]
             closing.append(part.close(over=done))
         await asyncio.gather(*closing)
+
+    async def _give_up_on(self, parts: list[Part]) -> None:
+        """What couldn't be opened here may be elsewhere, or later."""
+        await self._let_go(parts)
+        if parts and (trouble := parts[0].trouble) is not None:
+            raise trouble
 
     async def _let_go(self, parts: list[Part]) -> None:
         """Drain, cut what is left, save, and let others have the partitions."""

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from pyrula.kafka.backfill.definition import Backfill, Job, job_of
+from pyrula.kafka.backfill.definition import Backfill, Job, NotHere, job_of
 from pyrula.kafka.backfill.household import Household
 from pyrula.kafka.backfill.running import RunningBackfill
 from pyrula.kafka.binding import Binding
@@ -76,7 +76,7 @@ class BackfillService:
         # New at every start: what a former process held isn't ours.
         self._worker = f"w-{secrets.token_hex(8)}"
         self._given: dict[str, Job] = {}
-        self._told: set[str] = set()
+        self._left: set[tuple[str, bytes]] = set()
         self._running: dict[str, tuple[RunningBackfill, asyncio.Task[None]]] = {}
         self._wanted = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -86,7 +86,7 @@ class BackfillService:
         while True:
             try:
                 for stored in await self._store.backfills(active=True):
-                    self._join(stored)
+                    await self._join(stored)
             except StoreError as error:
                 log.warning("backfills can't be looked for: %s", error)
             except Exception:
@@ -121,7 +121,7 @@ class BackfillService:
                     await self._stopped.wait()
         raise BackfillInterrupted(f"the worker stopped before backfill {backfill_id} was over; the same id goes on")
 
-    def _join(self, stored: StoredBackfill) -> None:
+    async def _join(self, stored: StoredBackfill) -> None:
         if stored.id in self._running:
             return
         job = self._given.get(stored.id)
@@ -130,7 +130,7 @@ class BackfillService:
         if job is None:
             if self._only_given:
                 return
-            job = self._job_of(stored)
+            job = await self._job_of(stored)
             if job is None:
                 return
         one = RunningBackfill(
@@ -149,20 +149,22 @@ class BackfillService:
         self._running[stored.id] = one, task
         task.add_done_callback(lambda task: self._ended(stored.id, task))
 
-    def _job_of(self, stored: StoredBackfill) -> Job | None:
-        if stored.id in self._told:
+    async def _job_of(self, stored: StoredBackfill) -> Job | None:
+        if (stored.id, stored.request) in self._left:
             return None
+        job = None
         try:
             job = job_of(stored, self._bindings())
-        except Exception as error:  # noqa: BLE001 - a predicate's module is the user's, and may raise anything
-            log.error("backfill %s isn't run by this worker: %s", stored.id, error)
-            job = None
-        if job is not None and job.request.cluster not in self._clusters:
-            job = None
-        if job is None:
-            # once is enough: what this process can run doesn't change
-            self._told.add(stored.id)
-        return job
+            if job is not None and job.request.cluster in self._clusters:
+                return job
+        except NotHere as error:
+            log.warning("backfill %s is left to other workers: %s", stored.id, error)
+        except ConfigurationError as error:
+            log.error("backfill %s can't be run: %s", stored.id, error)
+            await self._store.refuse_backfill(stored.id, str(error))
+        # once is enough: what this process can run doesn't change
+        self._left.add((stored.id, stored.request))
+        return None
 
     def _ended(self, backfill_id: str, task: "asyncio.Task[None]") -> None:
         del self._running[backfill_id]

@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import logging
 import time
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from pyrula.kafka import Backfill, Binding, JsonSerde, Record
 from pyrula.kafka.backfill.courtesy import Courtesy
-from pyrula.kafka.backfill.definition import Undecided, bind, compile_where, job_of, load_where, serves
+from pyrula.kafka.backfill.definition import NotHere, Undecided, bind, compile_where, job_of, load_where, serves
 from pyrula.kafka.backfill.marked import MarkedOutputs
 from pyrula.kafka.backfill.pacing import Pacer
 from pyrula.kafka.backfill.redrive import is_letter_of, journal_in
@@ -206,7 +205,7 @@ def test_a_worker_serves_what_it_has() -> None:
     assert serves(Request.of("backfill_unit_other", "t"), [BINDING]) is other
 
 
-def test_a_job_is_made_of_what_is_stored(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_is_made_of_what_is_stored() -> None:
     request = Request.of("backfill_unit", "orders", group="billing", where=f"{__name__}:is_big", output="o")
     job = job_of(stored(request), [BINDING])
     assert job is not None
@@ -214,10 +213,10 @@ def test_a_job_is_made_of_what_is_stored(caplog: pytest.LogCaptureFixture) -> No
     assert job.matches(Raw(b'{"n":6}'))  # type: ignore[arg-type]
     assert (job.binding.max_concurrency, job.binding.output, job.binding.group) == (3, "o", "backfill:b")
     assert job_of(stored(Request.of("nowhere", "orders")), [BINDING]) is None
-    caplog.set_level(logging.WARNING)
-    local = Request.of("backfill_unit", "orders", group="billing", where=f"{__name__}:f.<lambda>")
-    assert job_of(stored(local), [BINDING]) is None
-    assert "is left to the process that started it" in caplog.text
+    for where, said in ((f"{__name__}:f.<lambda>", "by others than the process that started it"), ("no.such:x", "no")):
+        asked = Request.of("backfill_unit", "orders", group="billing", where=where)
+        with pytest.raises(NotHere, match=said):
+            job_of(stored(asked), [BINDING])
 
 
 def test_the_binding_of_a_request_keeps_its_clusters_name() -> None:
