@@ -32,7 +32,7 @@ from pyrula.workflows.worker.options import WorkerOptions
 from pyrula.workflows.worker.served import Served
 from pyrula.workflows.worker.triggers import Triggers
 
-__all__ = ["Driver", "InlineWorkflowRunner"]
+__all__ = ["Driver", "InlineWorkflowRunner", "Starter"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -249,21 +249,12 @@ class Driver:
         return True
 
 
-class InlineWorkflowRunner:
-    """Starts runs and drives them in this process.
+class Starter:
+    """What starts runs that a driver drives, and has a `client` of them."""
 
-    >>> runner = InlineWorkflowRunner()
-    >>> run = await runner.start(charge, {"amount_cents": 500})
-    >>> await run.result()
-
-    Without a store it makes one in memory. With one that outlives the process, a later runner or worker goes on with
-    its runs; it drives those of all workflows that are imported, whoever submitted them.
-    """
-
-    def __init__(self, store: RunStore | None = None) -> None:
-        self.store = store or MemoryStore()
-        self._driver = Driver(self.store, SystemClock())
-        self.client = WorkflowClient(self.store, waits=self._driver)
+    def __init__(self, driver: Driver) -> None:
+        self.client = WorkflowClient(driver.store, waits=driver)
+        self._serve = driver.serve
 
     async def start(
         self,
@@ -276,7 +267,7 @@ class InlineWorkflowRunner:
         priority: int = 0,
     ) -> RunHandle[R]:
         """Start a run, and drive it until it waits or ends."""
-        self._driver.serve(workflow)
+        self._serve(workflow)
         return await self.client.submit(
             workflow,
             params,
@@ -285,6 +276,22 @@ class InlineWorkflowRunner:
             metadata=metadata,
             priority=priority,
         )
+
+
+class InlineWorkflowRunner(Starter):
+    """Starts runs and drives them in this process.
+
+    >>> runner = InlineWorkflowRunner()
+    >>> run = await runner.start(charge, {"amount_cents": 500})
+    >>> await run.result()
+
+    Without a store it makes one in memory. With one that outlives the process, a later runner or worker goes on with
+    its runs; it drives those of all workflows that are imported, whoever submitted them.
+    """
+
+    def __init__(self, store: RunStore | None = None) -> None:
+        self.store = store or MemoryStore()
+        super().__init__(Driver(self.store, SystemClock()))
 
     async def close(self) -> None:
         """Close the store."""

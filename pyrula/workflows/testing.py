@@ -6,13 +6,11 @@ deadline of a run when somebody waits for one, or as far as `advance` says. What
 
 import asyncio
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel
-
-from pyrula.workflows.client import RunHandle, WorkflowClient
+from pyrula.workflows.client import RunHandle
 from pyrula.workflows.client.explain import explained
 from pyrula.workflows.clock import ManualClock, SystemClock, to_seconds
 from pyrula.workflows.codec import loads
@@ -20,7 +18,7 @@ from pyrula.workflows.context import Context
 from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step_of
 from pyrula.workflows.errors import NonDeterminismError, PyrulaError
 from pyrula.workflows.execution import Output, replayed
-from pyrula.workflows.inline import Driver
+from pyrula.workflows.inline import Driver, Starter
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.params import Params
 from pyrula.workflows.store.history import History
@@ -30,7 +28,6 @@ from pyrula.workflows.store.refusals import RunNotFoundError
 
 __all__ = ["History", "NothingMoves", "WorkflowTestEnv", "replay"]
 
-R = TypeVar("R")
 
 _UNTOLD = frozenset({RunStatus.SIGNAL_WAITING, RunStatus.INTERRUPT_WAITING, RunStatus.PAUSED})
 
@@ -39,7 +36,7 @@ class NothingMoves(PyrulaError):
     """What was waited for can't come: no run executes and none has a deadline. The text says what each waits for."""
 
 
-class WorkflowTestEnv:
+class WorkflowTestEnv(Starter):
     """Runs workflows in memory, on a virtual clock.
 
     >>> env = WorkflowTestEnv()
@@ -54,7 +51,7 @@ class WorkflowTestEnv:
         self.clock = ManualClock(start)
         self.store = MemoryStore(self.clock)
         self._driver = _VirtualDriver(self.store, self.clock)
-        self.client = WorkflowClient(self.store, waits=self._driver)
+        super().__init__(self._driver)
 
     def now(self) -> datetime:
         """The virtual time."""
@@ -71,27 +68,6 @@ class WorkflowTestEnv:
         Name, retries and return annotation stay the step's own."""
         name = step if isinstance(step, str) else step_of(step).name
         self._driver.mocks[name] = replacement
-
-    async def start(
-        self,
-        workflow: WorkflowDefinition[..., R],
-        params: Mapping[str, Any] | BaseModel | None = None,
-        *,
-        idempotency_key: str | None = None,
-        owner: str = "",
-        metadata: Any = None,
-        priority: int = 0,
-    ) -> RunHandle[R]:
-        """Start a run, and drive it until it waits or ends."""
-        self._driver.serve(workflow)
-        return await self.client.submit(
-            workflow,
-            params,
-            idempotency_key=idempotency_key,
-            owner=owner,
-            metadata=metadata,
-            priority=priority,
-        )
 
     async def advance(self, by: timedelta | float) -> None:
         """Move the clock. What falls due meanwhile does so at its own time, in order."""
