@@ -5,15 +5,17 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.conformance.batches.rig import Rig, memory_rig, valkey_rig
-from tests.conformance.runs.conftest import server
+from tests.conformance.runs.conftest import cluster_server, server
 from tests.conformance.server import Server
 
-__all__ = ["closed_rig", "on_valkey", "rig", "server"]
+__all__ = ["closed_rig", "cluster_server", "on_valkey", "rig", "server"]
 
 
-@pytest.fixture(params=["memory", "valkey"])
+@pytest.fixture(params=["memory", "valkey", "cluster"])
 def closed_rig(request: pytest.FixtureRequest) -> Rig:
-    return memory_rig() if request.param == "memory" else valkey_rig(request.getfixturevalue("server"))
+    if request.param == "memory":
+        return memory_rig()
+    return valkey_rig(request.getfixturevalue("server" if request.param == "valkey" else "cluster_server"))
 
 
 @pytest.fixture

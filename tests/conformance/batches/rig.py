@@ -1,9 +1,10 @@
 """Few words for what the tests of batches do, and a clock that they move, for Valkey's scripts too."""
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from hashlib import sha1
 from typing import Any
 
@@ -98,22 +99,33 @@ def memory_rig() -> Rig:
 
 
 def valkey_rig(server: Server) -> Rig:
-    store, other = (ValkeyStore(server.url, namespace=server.namespace, shards=1) for _ in range(2))
+    clock = _clock()
+    stores = [ValkeyStore(server.url, namespace=server.namespace, shards=1) for _ in range(2)]
+    for store in stores:
+        _at_another_time(store, clock)
 
     async def tell(now: float) -> None:
-        for each in (store, other):
-            each._runs.now = lambda: now  # type: ignore[method-assign]
-            each._scripts = lambda name: _script_at(name, now)  # type: ignore[method-assign]
+        for store in stores:
+            store._runs.now = lambda: now  # type: ignore[method-assign]
 
-    return Rig(store, other, _clock(), tell)
+    return Rig(*stores, clock, tell)
 
 
-def _script_at(name: str, now: float) -> Script:
-    """The script, run at another time than the server's."""
+def _at_another_time(store: Any, clock: ManualClock) -> None:
+    """Its scripts get the time with their arguments, instead of the server's."""
+    send = store._batch_script
+
+    def script(name: str, buffer: Buffer, arguments: Sequence[bytes] = (), keys: Sequence[bytes] = ()) -> Any:
+        seconds, microseconds = divmod(round(clock.now().timestamp() * 1e6), 1_000_000)
+        return send(name, buffer, [*arguments, b"%d" % seconds, b"%d" % microseconds], keys)
+
+    store._batch_script = script
+    store._scripts = _with_time_told
+
+
+@cache
+def _with_time_told(name: str) -> Script:
     script = batch_script(name)
-    if name == "list":
-        return script
     assert script.text.count(_TIME) == (name in ("feed", "take", "drop"))
-    seconds, microseconds = divmod(round(now * 1e6), 1_000_000)
-    text = script.text.replace(_TIME, b"{'%d', '%d'}" % (seconds, microseconds))
+    text = script.text.replace(_TIME, b"{ARGV[#ARGV - 1], ARGV[#ARGV]}")
     return Script(script.name, text, sha1(text).hexdigest().encode())

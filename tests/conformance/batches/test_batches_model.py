@@ -183,7 +183,7 @@ def test_both_stores_answer_random_events_alike(valkey: str, twice: bool) -> Non
     with asyncio.Runner() as runner:
 
         @settings(
-            max_examples=int(os.environ.get("PYRULA_EXAMPLES", "40")),
+            max_examples=int(os.environ.get("PYRULA_EXAMPLES", "25")),
             deadline=None,
             phases=[Phase.explicit, Phase.reuse, Phase.generate],
             suppress_health_check=list(HealthCheck),
