@@ -41,6 +41,7 @@ log = logging.getLogger("pyrula.kafka")
 
 POLL_SECONDS: Final = 1.0
 QUERY_SECONDS: Final = 10.0
+MOST_BYTES: Final = 4 << 20
 
 
 class Addresses:
@@ -121,6 +122,8 @@ class Addresses:
     async def _hand_over(self, run: RecordRun, seen: int, waits: tuple[Wait, ...]) -> HandedOver:
         """To the store, with its lane; what is behind it then waits until the lane is home."""
         partition, binding, record = self.partition, self.partition.binding, run.origin
+        if run.journal is not None and run.journal.size > MOST_BYTES:
+            return HandedOver(False)  # one script has to take it whole, while the server does nothing else
         away = self._lanes()
         lane = None if binding.release_lane else away.lane(record)
         run_id = RecordId.parse(partition.run_id(record.offset))

@@ -379,6 +379,7 @@ class AttendedRun:
         if taken:
             self.ended = self._changes.over = True
             run.parked()
+            self.run = self._changes.run = None
         else:
             self._deliver()
             if self._called:
