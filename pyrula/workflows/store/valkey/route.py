@@ -154,12 +154,13 @@ class Route:
     def _interpreted(self, address: Address, node: _Node, call: Call, reply: Exception) -> tuple[PyrulaError, bool]:
         """An error reply as one of ours, and whether to leave the connection."""
         topology = self._topology
-        if isinstance(reply, AskError):
-            call.ask = topology.seed.at(reply.host or address.host, reply.port)
-            return Again(f"{address.text} hands slot {reply.slot_id} over to {call.ask.text}"), False
+        # a subclass of the next one
         if isinstance(reply, MovedError):
             topology.moved(reply.slot_id, reply.host, reply.port, address)
             return Again(f"{address.text} has handed slot {reply.slot_id} over"), False
+        if isinstance(reply, AskError):
+            call.ask = topology.seed.at(reply.host or address.host, reply.port)
+            return Again(f"{address.text} hands slot {reply.slot_id} over to {call.ask.text}"), False
         if call.script is not None and meaning(reply) is Meaning.LOAD:
             node.missing[call.script.digest] = call.script
             return Again(f"{address.text} doesn't know the script {call.script.name}"), False

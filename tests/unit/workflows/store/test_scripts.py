@@ -1,5 +1,6 @@
 """Every script tells its keys, arguments and reply, and runs by the digest of its text."""
 
+import re
 from hashlib import sha1
 from pathlib import Path
 
@@ -26,3 +27,16 @@ def test_a_script_is_headed_by_what_it_takes_and_gives(name: str) -> None:
         assert word in comment, f"{name}.lua doesn't tell {word}"
     # what a server at its memory limit must refuse is refused before the script starts
     assert ("flags=allow-oom" in head[0]) == (name not in ("append", "claim"))
+
+
+def test_no_key_is_made_up_in_a_script() -> None:
+    """On a cluster a script may touch what it was given in KEYS, and a key made inside it may lie on another node."""
+    calls = 0
+    for path in (Path(package.__file__).parent / "lua").rglob("*.lua"):
+        text = re.sub(r"--.*", "", path.read_text())
+        for command, key in re.findall(r"redis\.p?call\(\s*'([A-Z]+)'\s*,\s*([^,]+?)\s*(?=[,)])", text):
+            calls += 1
+            if command != "PUBLISH":
+                assert "'" not in key, f"{path.name}: {command} {key}"
+                assert ".." not in key, f"{path.name}: {command} {key}"
+    assert calls > 100
