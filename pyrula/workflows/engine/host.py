@@ -144,6 +144,9 @@ class RunHost(Host, Protocol):
     def open(self, run: "Any", interrupt: Interrupt) -> None:
         """An interrupt waits for its answer."""
 
+    # `reopen(run, interrupt)`, of a host whose runs are retried after their end: one that is raised again, and was given
+    # up before, waits for its answer once more. Where it still does, nothing happens.
+
     def close(self, run: "Any", wait_id: str) -> None:
         """An interrupt was given up; perhaps for the second time."""
 

@@ -122,6 +122,10 @@ class InterruptOperation(LetterOperation):
             if host is not None:
                 host.open(run, Interrupt(note.name, self._payload))
                 host.event(run, "interrupt_raised", wait_id=note.name, payload=Fragment(self._payload))
+        elif _is_open_again(run, self.id, note.name):
+            reopen = getattr(run.talking, "reopen", None)
+            if reopen is not None:
+                reopen(run, Interrupt(note.name, self._payload))
         self.key = "resume", note.name
         self._crew = crew
 
@@ -140,6 +144,13 @@ class InterruptOperation(LetterOperation):
 
     def wait(self, crew: Deliverer) -> Wait | None:
         return Wait("interrupt", self.key[1])
+
+
+def _is_open_again(run: Any, op: str, wait_id: str) -> bool:
+    """Whether no answer is there: neither in the journal nor among the messages that a retry took back."""
+    if run.desk is not None and ("resume", wait_id) in run.desk.letters:
+        return False
+    return not any(entry.op == op for entry in run.journal.recorded)
 
 
 def _interrupt_note(run: Any, op: str, payload: bytes) -> Entry:

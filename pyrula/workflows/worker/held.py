@@ -111,6 +111,12 @@ class HeldRun:
         self._queued.opened.append(interrupt)
         self._touch()
 
+    def reopen(self, run: Any, interrupt: Interrupt) -> None:
+        unread = (unread.message for unread in self._unread.values())
+        answered = any(message.kind == "resume" and message.name == interrupt.wait_id for message in unread)
+        if interrupt.wait_id not in self._open and not answered:
+            self.open(run, interrupt)
+
     def close(self, run: Any, wait_id: str) -> None:
         if wait_id in self._open:
             self._open.discard(wait_id)

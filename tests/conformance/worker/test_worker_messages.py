@@ -255,6 +255,36 @@ async def test_retry_of_a_cancelled_run_goes_on_without_the_cancellation(workers
     assert await run.result(timeout=10) == ["A-1"]
 
 
+async def test_retry_of_a_cancelled_run_opens_its_interrupt_again(workers: Workers) -> None:
+    worker = workers.start(*ALL)
+    run = await worker.client.submit(asks)
+    await waiting(run, "interrupt_waiting")
+    (before,) = (await run.detail()).interrupts
+    assert await run.cancel() == "cancelled"
+    assert (await run.detail()).interrupts == ()
+    await run.retry()
+    await waiting(run, "interrupt_waiting")
+    (after,) = (await run.detail()).interrupts
+    assert after == before
+    await run.resume("yes", 5)
+    assert await run.result(timeout=10) == ["yes", 5]
+
+
+async def test_an_answered_interrupt_is_not_opened_again_by_a_replay(workers: Workers) -> None:
+    quick = {"lease_seconds": 1, "heartbeat_interval": 0.1, "park_after": 0}
+    first = workers.start(*ALL, **quick)
+    client = workers.client()
+    run = await client.submit(asks)
+    await waiting(run, "interrupt_waiting")
+    await workers.kill(first)
+    await run.resume("yes")
+    workers.start(*ALL, **quick)
+    with pytest.raises(RunNotWaitingError):
+        await run.resume("no")
+    assert await run.result(timeout=20) == ["yes", None]
+    assert (await run.detail()).unread == ()
+
+
 async def test_pause_and_unpause(workers: Workers) -> None:
     worker = workers.start(*ALL)
     run = await worker.client.submit(cart)
