@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from pyrula.workflows import Collect, Context, Debounce, Retry, WorkerOptions, WorkflowWorker, step, workflow
 from tests.integration.rig import Rig
-from tests.services.topics import Message
+from tests.services.topics import Committed, Message
 
 got: list[tuple[str, list[int]]] = []
 fed: Counter[int] = Counter()
@@ -133,3 +133,17 @@ async def test_a_body_with_several_tasks_feeds_as_well(rig: Rig) -> None:
         await rig.until(lambda: len(numbers()) >= 20, "all records to be in batches")
         await rig.until_committed(10)
     assert numbers() == sorted([*range(10)] * 2)
+
+
+async def test_records_that_are_run_anew_by_hand_feed_anew(rig: Rig) -> None:
+    """An event's id is the journal's, not the record's: who sets offsets back wants all of it again."""
+    await rig.create()
+    await rig.produce(comments(4, users=1))
+    async with batching(rig):
+        async with rig.running(rig.binding(take)):
+            await rig.until_committed(4)
+        await asyncio.to_thread(rig.topics.commit, rig.group, rig.topic, {0: Committed(0, "")})
+        async with rig.running(rig.binding(take)):
+            await rig.until_committed(4)
+        await rig.until(lambda: len(numbers()) >= 8, "all records to be in batches twice")
+    assert numbers() == sorted([*range(4)] * 2)
