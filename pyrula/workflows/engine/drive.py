@@ -87,13 +87,14 @@ class Drive:
     def go_on(self, error: BaseException | None = None) -> Any:
         """Lets the body go on, or raises the error in it. What it waits for next, ENDED, or its exception raised."""
         if error is None:
-            self.yielded = yielded = self._variables.run(next, self._body, ENDED)
-            return yielded
-        try:
-            self.yielded = yielded = self._variables.run(self._body.throw, error)
-        except StopIteration:
-            return ENDED
-        return yielded
+            self.yielded = self._variables.run(next, self._body, ENDED)
+        else:
+            try:
+                self.yielded = self._variables.run(self._body.throw, error)
+            except StopIteration:
+                return ENDED
+        self.own = max(self.own, self.task.cancelling() - self._base)
+        return self.yielded
 
     @coroutine
     def carry(self, early: BaseException | None = None) -> Generator[Any, Any, Any]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyrula.workflows import SerializationError
-from pyrula.workflows.codec import Codec, dumps
+from pyrula.workflows.codec import Codec, dumps, loads
 from pyrula.workflows.replay.journal import DELIVERIES, NOTES, Entry, Journal, decode_row, encode_row
 
 ROWS = [
@@ -76,6 +76,23 @@ ROWS = [
 def test_the_format_is_pinned(entry: Entry, fingerprint: str | None, data: bytes) -> None:
     assert encode_row(entry, fingerprint) == data
     assert decode_row(data) == (entry, fingerprint)
+
+
+@given(
+    name=st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    value=st.one_of(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=20), st.just("x" * 5_000), st.integers()
+    ),
+    clock=st.one_of(st.none(), st.integers(0, 100_000)),
+    fingerprint=st.sampled_from([None, "18fabc.12345678.~"]),
+)
+def test_any_text_of_a_row_is_written_as_json(
+    name: str, value: Any, clock: int | None, fingerprint: str | None
+) -> None:
+    entry = Entry("value", "12", "step", name, clock, None, dumps(value))
+    data = encode_row(entry, fingerprint)
+    assert data == dumps(loads(data))
+    assert loads(data) == [1, "value", "12", "step", name, clock, None, value, fingerprint]
 
 
 def test_every_kind_is_pinned() -> None:

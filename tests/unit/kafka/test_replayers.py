@@ -1,0 +1,219 @@
+"""The pass over a binding's runs, on a partition whose rows a test lets through: no broker, no store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from aiokafka import ConsumerRecord, TopicPartition
+
+from pyrula.kafka.binding import Binding
+from pyrula.kafka.endings import RunEndings
+from pyrula.kafka.offsets import OffsetTracker
+from pyrula.kafka.outputs import Outputs
+from pyrula.kafka.partition import Bounds, Partition
+from pyrula.kafka.replayers import Replayers
+from pyrula.workflows import Context, SystemClock, step
+from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.errors import LeaseLost
+from pyrula.workflows.group_commit import GroupCommit
+from pyrula.workflows.loops import give_back, prepare
+from pyrula.workflows.store.port import Batch, Token
+
+
+@step
+async def echo(number: int) -> int:
+    return number
+
+
+class Rig:
+    """One partition of one binding. Flushes wait while `gate` is closed; `refusal` is what they then answer."""
+
+    def __init__(self, body: Any, concurrency: int = 4) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.refusal: Exception | None = None
+        binding = Binding(
+            WorkflowDefinition(body, name="body"), topic="orders", group="billing", max_concurrency=concurrency
+        )
+        endings = RunEndings(cast(Outputs, None), lambda: None)
+        self.pool = endings.pool = Replayers(binding, endings, SystemClock())
+        self.commits = GroupCommit(self._write)
+        self.partition = Partition(
+            TopicPartition("orders", 0),
+            binding,
+            shard=0,
+            token=Token(1, 1),
+            source=bytes(16),
+            tracker=OffsetTracker(0),
+            rows=[],
+            known=None,
+            commits=self.commits,
+            bounds=Bounds(1_000, 1 << 20, 10_000, 1 << 20),
+            fetch=lambda on: None,
+            fenced=lambda fenced: None,
+            standing=self.pool.standing,
+            triggers=cast(Any, None),
+        )
+        self.pool.add(self.partition)
+
+    async def _write(self, batches: Sequence[Batch]) -> list[Exception | None]:
+        await self.gate.wait()
+        return [self.refusal] * len(batches)
+
+    def feed(self, count: int) -> None:
+        first = self.partition.tracker.position
+        records = [
+            ConsumerRecord("orders", 0, at, 0, 0, b"%d" % at, b"%d" % at, None, 1, 1, ())
+            for at in range(first, first + count)
+        ]
+        self.partition.receive(records)
+        self.pool.offer(self.partition)
+
+    async def until(self, wanted: Any) -> None:
+        async with asyncio.timeout(10):
+            while not wanted():
+                await asyncio.sleep(0)
+
+    @property
+    def done(self) -> int:
+        return self.pool.stats.completed
+
+
+@asynccontextmanager
+async def rig(body: Any, concurrency: int = 4) -> AsyncIterator[Rig]:
+    loop = asyncio.get_running_loop()
+    prepare(loop)
+    made = Rig(body, concurrency)
+    try:
+        yield made
+    finally:
+        made.partition.close()
+        await made.pool.stop()
+        await made.commits.close()
+        give_back(loop)
+
+
+async def test_a_body_is_in_one_task_from_its_beginning_to_its_end_and_alone_in_it() -> None:
+    seen: dict[int, list[Any]] = {}
+
+    async def body(ctx: Context, number: int) -> None:
+        tasks = seen[number] = [asyncio.current_task()]
+        for _ in range(3):
+            await ctx.step(echo, number)
+            tasks.append(asyncio.current_task())
+        await asyncio.sleep(0)
+        await ctx.step(echo, number)
+        tasks.append(asyncio.current_task())
+
+    async with rig(body) as made:
+        made.feed(4)
+        await made.until(lambda: made.done == 4)
+        assert made.partition.tracker.committable() == 4
+        assert made.pool.in_flight == 0
+    assert all(len(tasks) == 5 and len(set(tasks)) == 1 for tasks in seen.values())
+    assert len({tasks[0] for tasks in seen.values()}) == 4
+
+
+async def test_a_body_that_cancels_its_task_hears_of_it_where_it_next_waits_and_nobody_else_does() -> None:
+    heard: list[int] = []
+
+    async def body(ctx: Context, number: int) -> None:
+        await ctx.step(echo, number)
+        await ctx.step(echo, number)
+        if number % 2:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            try:
+                await ctx.step(echo, number)
+            except asyncio.CancelledError:
+                heard.append(number)
+                task.uncancel()
+
+    async with rig(body, concurrency=2) as made:
+        made.feed(8)
+        await made.until(lambda: made.done == 8)
+    assert sorted(heard) == [1, 3, 5, 7]
+
+
+async def test_a_body_that_is_cut_while_it_waits_for_its_rows_is_cancelled_there() -> None:
+    cleaned: list[int] = []
+
+    async def body(ctx: Context, number: int) -> None:
+        try:
+            await ctx.step(echo, number)
+            await ctx.step(echo, number)
+        finally:
+            cleaned.append(number)
+
+    async with rig(body) as made:
+        made.gate.clear()
+        made.feed(2)
+        await made.until(lambda: len(made.partition.running) == 2)
+        made.partition.closed = True
+        for run in list(made.partition.running.values()):
+            run.cut()
+        await made.until(lambda: not made.partition.running)
+        made.gate.set()
+        await made.until(lambda: made.commits.idle)
+        assert made.done == 0
+        assert made.pool.in_flight == 0
+    assert cleaned == [0, 1]
+
+
+async def test_bodies_whose_rows_are_refused_are_cut_and_their_slots_are_free() -> None:
+    went_on: list[int] = []
+
+    async def body(ctx: Context, number: int) -> None:
+        await ctx.step(echo, number)
+        if number:
+            await ctx.step(echo, number)
+            went_on.append(number)
+
+    async with rig(body) as made:
+        made.refusal = LeaseLost("another has it")
+        made.feed(2)
+        await made.until(lambda: made.pool.in_flight == 0 and made.commits.idle)
+        assert made.partition.tracker.committable() == 0
+        assert made.done == 0
+    assert went_on == []
+
+
+async def test_what_has_ended_or_can_go_on_waits_for_the_same_flush_and_not_for_the_next() -> None:
+    async def body(ctx: Context, number: int) -> None:
+        await ctx.step(echo, number)
+        if number == 1:
+            await ctx.step(echo, number)
+
+    async with rig(body) as made:
+        made.feed(3)
+        await made.until(lambda: made.done == 3)
+        assert made.commits.flushes == 2
+        assert made.commits.rows == 4
+
+
+async def test_nothing_starts_or_goes_on_while_the_group_may_have_gone_on() -> None:
+    begun: list[int] = []
+
+    async def body(ctx: Context, number: int) -> None:
+        begun.append(number)
+        await ctx.step(echo, number)
+        await ctx.step(echo, number)
+        begun.append(number)
+
+    async with rig(body) as made:
+        made.gate.clear()
+        made.feed(1)
+        await made.until(lambda: len(made.partition.running) == 1)
+        made.pool.standing.until = 0.0
+        made.gate.set()
+        made.feed(1)
+        await made.until(lambda: made.commits.idle)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert begun == [0]
+        made.pool.standing.until = float("inf")
+        made.pool.standing.wake()
+        await made.until(lambda: made.done == 2)
+    assert sorted(begun) == [0, 0, 1, 1]
