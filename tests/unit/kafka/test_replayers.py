@@ -72,7 +72,7 @@ class Rig:
 
     async def until(self, wanted: Any) -> None:
         async with asyncio.timeout(10):
-            while not wanted():
+            while not wanted():  # noqa: ASYNC110 - a turn of the loop is what it waits for
                 await asyncio.sleep(0)
 
     @property

@@ -81,7 +81,7 @@ def test_the_format_is_pinned(entry: Entry, fingerprint: str | None, data: bytes
 @given(
     name=st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     value=st.one_of(
-        st.text(st.characters(exclude_categories=["Cs"]), max_size=20), st.just("x" * 5_000), st.integers()
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=20), st.just("x" * 5_000), st.integers(-1, 1 << 63)
     ),
     clock=st.one_of(st.none(), st.integers(0, 100_000)),
     fingerprint=st.sampled_from([None, "18fabc.12345678.~"]),
