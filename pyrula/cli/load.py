@@ -129,6 +129,12 @@ def find_bindings(module: ModuleType, shown: str) -> list[Binding]:
     loose = [value for value in vars(module).values() if isinstance(value, Binding)]
     if loose:
         return loose
+    if any(isinstance(value, WorkflowWorker) for value in vars(module).values()):
+        raise Problem(
+            f"{shown} has a WorkflowWorker and no bindings: its runs are submitted by a client, so there are no records to"
+            f" feed. Run it by `pyrula worker {module.__name__}:worker`, and try its workflows by"
+            " pyrula.workflows.InlineWorkflowRunner or, in tests, pyrula.workflows.testing.WorkflowTestEnv"
+        )
     raise Problem(
         f"{shown} has no bindings: nothing says which topic runs which workflow. Add, at the end of the file:\n\n"
         "    from pyrula.kafka import Binding\n\n"
@@ -170,6 +176,10 @@ def find_store(target: str, namespace: str | None, shards: int | None) -> Store:
             return ValkeyStore(target, **{name: value for name, value in given.items() if value is not None})
         except ConfigurationError as error:
             raise Problem(f"--store {target}: {error}") from None
+    if ":" not in target:
+        raise Problem(
+            f"--store {target}: give a URL like valkey://localhost:6379, or MODULE:NAME of a store or a worker"
+        )
     if namespace is not None or shards is not None:
         raise Problem(f"--namespace and --shards go with a store's URL; {target} knows its own")
     found, _ = _find(target, "store")

@@ -80,6 +80,12 @@ def test_no_bindings_says_what_to_write_with_the_workflow_that_is_there(folder: 
     assert 'bindings = [Binding(greet, topic="orders", group="billing")]' in str(problem.value)
 
 
+def test_a_worker_of_submitted_runs_has_no_bindings_and_says_how_it_is_tried(folder: Folder) -> None:
+    code = "from pyrula.workflows import WorkflowWorker\nworker = WorkflowWorker([greet], store=MemoryStore())"
+    with pytest.raises(Problem, match="Run it by `pyrula worker shop_submitted:worker`"):
+        find_bindings(folder.load("shop_submitted", code), "shop_submitted.py")
+
+
 @pytest.mark.parametrize(("code", "said"), [("bindings = []", "is empty"), ("bindings = [greet]", "holds Workflow")])
 def test_bindings_of_another_kind_are_told(folder: Folder, code: str, said: str) -> None:
     with pytest.raises(Problem, match=said):
@@ -176,7 +182,7 @@ def test_a_store_is_a_url_or_a_name_in_a_module(folder: Folder) -> None:
         ("shop_stores:other", None, "is a int, not a store or a worker; give a URL"),
         ("shop_stores:other", "orders", "go with a store's URL"),
         ("http://localhost", None, "--store http://localhost: "),
-        ("localhost", None, "'localhost' is not MODULE:NAME"),
+        ("localhost", None, "--store localhost: give a URL like valkey://localhost:6379, or MODULE:NAME"),
     ],
 )
 def test_what_is_no_store_is_told(folder: Folder, target: str, namespace: str | None, said: str) -> None:
