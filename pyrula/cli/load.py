@@ -131,8 +131,8 @@ def find_bindings(module: ModuleType, shown: str) -> list[Binding]:
         return loose
     if any(isinstance(value, WorkflowWorker) for value in vars(module).values()):
         raise Problem(
-            f"{shown} has a WorkflowWorker and no bindings: its runs are submitted by a client, so there are no records to"
-            f" feed. Run it by `pyrula worker {module.__name__}:worker`, and try its workflows by"
+            f"{shown} has a WorkflowWorker and no bindings: its runs are submitted by a client, so there are no records"
+            f" to feed. Run it by `pyrula worker {module.__name__}:worker`, and try its workflows by"
             " pyrula.workflows.InlineWorkflowRunner or, in tests, pyrula.workflows.testing.WorkflowTestEnv"
         )
     raise Problem(
