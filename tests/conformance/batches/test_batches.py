@@ -8,6 +8,7 @@ from pyrula.workflows.batching import TriggerEvent, Window
 from pyrula.workflows.model import MAX_VALUE
 from pyrula.workflows.store.batches import LEASE_SECONDS, OWN_ID_SECONDS, Due, Fed, OpenBatch
 from pyrula.workflows.store.runs import RETENTION_SECONDS
+from pyrula.workflows.store.valkey import ValkeyStore
 from tests.conformance.batches.rig import COLLECT, DEBOUNCE, START, Rig, events, memory_rig
 from tests.conformance.server import Server
 
@@ -310,6 +311,15 @@ async def test_batches_that_became_runs_leave_nothing_but_ids(server: Server, on
     assert lives[-1] > RETENTION_SECONDS - 100
     assert lives[0] > OWN_ID_SECONDS - 100
     assert lives[-2] <= OWN_ID_SECONDS
+
+
+async def test_an_id_outlives_the_patience_of_its_sender(server: Server) -> None:
+    store = ValkeyStore(server.url, namespace=server.namespace, shards=1, retry_for=300)
+    await store.open()
+    await store.feed(TriggerEvent("digest", "k", b"1", COLLECT, "own"))
+    (known,) = [key for key in await server.keys() if b"}ti:" in key]
+    assert await server.call("TTL", known) > 600
+    await store.close()
 
 
 async def test_memory_forgets_what_became_a_run_and_the_ids_in_time() -> None:

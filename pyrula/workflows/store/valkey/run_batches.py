@@ -80,6 +80,8 @@ def _known(event: TriggerEvent) -> bytes:
 class ValkeyBatches:
     """BatchStore on Valkey."""
 
+    timeout: float
+    retry_for: float
     _runs: RunLink
     _scripts = staticmethod(batch_script)
 
@@ -96,7 +98,7 @@ class ValkeyBatches:
             b"" if window.max_events is None else b"%d" % window.max_events,
             microseconds(window.max_wait),
             b"%d" % room_for(event.key),
-            b"%d" % (runs.retention if event.lasting else OWN_ID_SECONDS),
+            b"%d" % (runs.retention if event.lasting else max(OWN_ID_SECONDS, 2 * (self.retry_for + self.timeout))),
             known,
         ]
         batch, run_id, head = await self._batch_script("feed", buffer, arguments, [self._id_key(buffer, known)])
