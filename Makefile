@@ -25,6 +25,7 @@ test: $(VENV)/.test
 # figures: records per second beside the client's bare loop, and the tests that take too long for `make test`
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.store
 	PYRULA_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -m bench $(TESTS) $(ARGS)
 
 # the guarantees' tests for longer than a doubt may need (PYRULA_SOAK_SECONDS=600 of faults on three brokers)
