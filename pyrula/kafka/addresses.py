@@ -56,8 +56,10 @@ class Addresses:
         verdict: Verdict,
         clock: Clock,
         end: Callable[[], int | None],
+        hands_over: bool,
     ) -> None:
         self.partition = partition
+        self._hands_over = hands_over and store.hands_over
         self.registration = registered.registration
         self.news = -1
         self._end = end
@@ -82,7 +84,7 @@ class Addresses:
         attended = self.partition.addressed.get(position)
         if attended is None:
             attended = AttendedRun(self.partition, position, self._store, self._slots, self._verdict, self._clock)
-            if self._store.hands_over and not self.partition.binding.exactly_once:
+            if self._hands_over and not self.partition.binding.exactly_once:
                 attended.departure = self._hand_over
             self.partition.addressed[position] = attended
             self._counts.setdefault(position, 0)
@@ -109,7 +111,7 @@ class Addresses:
 
     def retry_later(self, run: RecordRun, delay: float) -> bool:
         """Whether the next round of a run is left to the store: a long delay, where it may be handed over."""
-        attended = self._of(run.origin.offset) if delay > PARK_AFTER and self._store.hands_over else None
+        attended = self._of(run.origin.offset) if delay > PARK_AFTER and self._hands_over else None
         if attended is None or attended.departure is None:
             return False
         attended.retry_later(run, delay)
@@ -316,10 +318,13 @@ class AddressBook:
         board = await self._store.register_source(token, registration)
         return Registered(registration, board, await self._store.lanes(source, registration.address))
 
-    def open(self, partition: Partition, registered: "Registered", end: Callable[[], int | None]) -> None:
-        """The partition begins; `end` gives the end of its log, as far as that is known."""
+    def open(
+        self, partition: Partition, registered: "Registered", end: Callable[[], int | None], *, hands_over: bool = True
+    ) -> None:
+        """The partition begins; `end` gives the end of its log, as far as that is known. `hands_over`: runs that wait
+        for long may go on from the store, by whoever serves the binding then."""
         slots, verdict = self._served[partition.binding]
-        addresses = Addresses(partition, registered, self._store, slots, verdict, self._clock, end)
+        addresses = Addresses(partition, registered, self._store, slots, verdict, self._clock, end, hands_over)
         partition.addresses = addresses
         key = f"{partition.shard}-{registered.registration.address}"
         self._open[key] = addresses

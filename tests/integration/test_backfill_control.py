@@ -391,3 +391,26 @@ async def test_a_redrive_that_is_interrupted_goes_on_from_its_own_journals(rig: 
         done = await alone.backfill(Backfill.redrive(report, [binding]))
     assert (done.status, done.matched, done.completed + done.failed) == ("completed", 4, 4)
     assert charges == charged
+
+
+@workflow(name="control.sleeping")
+async def sleeping(ctx: Context) -> None:
+    assert ctx.record is not None
+    if ctx.record.offset % 2:
+        await ctx.sleep(3.0)
+    runs.append((ctx.run.id, ctx.record.partition, ctx.record.offset))
+
+
+async def test_runs_that_wait_are_waited_for(rig: Rig) -> None:
+    """They hold no slot, and aren't left to the store: nobody would go on with them when the backfill is over."""
+    await rig.create()
+    await rig.produce(records(20))
+    async with rig.running(rig.binding(note)):
+        await rig.until_drained()
+        runs.clear()
+        kafka = KafkaOptions(bootstrap_servers=rig.kafka, **OPTIONS)
+        worker = KafkaWorker([rig.binding(sleeping)], store=rig.store(), kafka=kafka)  # type: ignore[arg-type]
+        async with asyncio.timeout(60):
+            report = await worker.backfill(Backfill(rig.binding(sleeping), max_concurrency=2))
+    assert report.completed == 20
+    assert sorted(offset for _, _, offset in runs) == list(range(20))

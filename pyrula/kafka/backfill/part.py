@@ -135,7 +135,8 @@ class Part:
         )
         if around.job.request.failed_of is not None:
             self._adopted = around.commits.lane(self._source, claim.token)
-        around.book.open(partition, registered, lambda: progress.end)
+        # Nobody serves the backfill's binding when it is over, so its runs end here, and are waited for.
+        around.book.open(partition, registered, lambda: progress.end, hands_over=False)
         return partition
 
     async def _claim(self) -> Claim:
