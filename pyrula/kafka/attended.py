@@ -121,6 +121,12 @@ class AttendedRun:
         self._changes.opened.append(interrupt)
         self._changes.touch()
 
+    def reopen(self, run: Any, interrupt: Interrupt) -> None:
+        unread = (unread.message for unread in self._unread.values())
+        answered = any(message.kind == "resume" and message.name == interrupt.wait_id for message in unread)
+        if interrupt.wait_id not in self._open and not answered:
+            self.open(run, interrupt)
+
     def close(self, run: Any, wait_id: str) -> None:
         if wait_id in self._open:
             self._open.discard(wait_id)
@@ -228,7 +234,10 @@ class AttendedRun:
             if (flush := self._changes.flush) is not None and not flush.done:
                 await flush.wait()
             assert self.departure is not None
-            if not self.partition.closed:
+            told = any(wakes(waits, unread.message.kind, unread.message.name) for unread in self._unread.values())
+            if told:
+                waits = (waits[0]._replace(deadline=self._store.now()),)  # it needn't wait any longer
+            elif not self.partition.closed:
                 taken = (await self.departure(run, self._given, waits)).taken
         except LeaseLost:
             return  # the partition is about to be dropped
@@ -363,7 +372,7 @@ class AttendedRun:
             if (flush := self._changes.flush) is not None and not flush.done:
                 await flush.wait()
             assert self.departure is not None
-            if self._resting and not self._returning and not self.partition.closed:
+            if self._resting and not (self._returning or self._called or self.partition.closed):
                 answer = await self.departure(run, self._given, waits)
                 taken = answer.taken
                 for unread in answer.messages:

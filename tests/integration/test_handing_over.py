@@ -1,6 +1,7 @@
 """Records that wait are handed over to the store: their offsets complete, their lanes wait, and come home."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,27 @@ async def test_one_that_waits_is_talked_to(rig: Rig, client: WorkflowClient) -> 
         assert await run.query("items") == ["A"]
         await run.signal("checkout")
         assert await run.result(timeout=30) == ["A"]
+
+
+async def test_a_signal_at_any_moment_of_the_way_is_heard(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create(f"{rig.topic}.out")
+    binding = rig.binding(handle_order, max_concurrency=8)
+    async with rig.running(binding):
+        await find(client, rig, binding, 0)
+        await rig.produce([Message(f"k{n}".encode(), f"w{n}".encode()) for n in range(60)])
+
+        async def talk(offset: int) -> str:
+            run = await find(client, rig, binding, offset)
+            # about when it comes to rest and is handed over
+            await asyncio.sleep(random.random() * 1.5)
+            if offset % 3 == 0:
+                await run.signal("else")
+            await run.signal("paid", "ada")
+            return str(await run.result(timeout=30))
+
+        assert await asyncio.gather(*map(talk, range(60))) == [f"w{n}" for n in range(60)]
+        await rig.until_committed(60)
+    assert sorted(executed) == sorted([f"reserve w{n}" for n in range(60)] + [f"ship w{n} to ada" for n in range(60)])
 
 
 async def test_one_that_waits_is_cancelled(rig: Rig, client: WorkflowClient) -> None:
