@@ -144,8 +144,8 @@ class RunHost(Host, Protocol):
     def open(self, run: "Any", interrupt: Interrupt) -> None:
         """An interrupt waits for its answer."""
 
-    # `reopen(run, interrupt)`, of a host whose runs are retried after their end: one that is raised again, and was given
-    # up before, waits for its answer once more. Where it still does, nothing happens.
+    # A host whose runs are retried after their end has `reopen(run, interrupt)`, too: one that was given up is raised
+    # again, and waits for its answer once more. Where it still waits, nothing happens.
 
     def close(self, run: "Any", wait_id: str) -> None:
         """An interrupt was given up; perhaps for the second time."""
