@@ -4,10 +4,23 @@ import asyncio
 import random
 from collections import Counter
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
-from pyrula.workflows import Context, DurableInvocationCancelled, DurableInvocationError, Limit, Retry, workflow
+from pyrula.workflows import (
+    Context,
+    DurableInvocationCancelled,
+    DurableInvocationError,
+    Every,
+    Limit,
+    Retry,
+    RunNotFoundError,
+    workflow,
+)
+from pyrula.workflows.stamps import LimitStamp
+from pyrula.workflows.store.outlook import Outlook
 from tests.conformance.worker.conftest import Workers
+from tests.services.waiting import wait_until_async
 
 WORKERS, KEYS, RUNS, MAX = 8, 3, 72, 2
 KINDS = ("ends", "ends", "fails", "parks", "continues", "cancelled")
@@ -106,3 +119,40 @@ async def test_signal_with_start_of_a_gated_run_starts_it_once(workers: Workers)
     )
     assert runs[0] == runs[1]
     assert sorted(await runs[0].result(timeout=30)) == [0, 1]
+
+
+@workflow(name="gates_slow", concurrency=Limit("key", max=MAX))
+async def slow(ctx: Context, key: str) -> None:
+    await inside.hold(key, 0.4)
+
+
+async def test_a_cold_start_on_a_backlog(workers: Workers) -> None:
+    """Exact from the first claim on, and no key slows another."""
+    inside.now.clear()
+    inside.most.clear()
+    client = workers.client()
+    params = [{"key": f"cold{number % 20}"} for number in range(120)]
+    handles = await asyncio.gather(*(client.submit(slow, each) for each in params))
+    for _ in range(WORKERS):
+        workers.start(slow, max_concurrency=10)
+    await asyncio.gather(*map(ended, handles))
+    assert inside.most == {f"cold{number}": MAX for number in range(20)}
+
+
+async def test_a_schedules_runs_are_stamped(workers: Workers) -> None:
+    client = workers.client()
+    await client.schedules.create(
+        "gates", limited, {"key": "timed", "kind": "ends"}, trigger=Every(timedelta(seconds=1))
+    )
+    workers.start(limited)
+
+    async def fired() -> Outlook | None:
+        (schedule,) = await client.schedules.list()
+        # it is noted before it is submitted
+        with suppress(RunNotFoundError):
+            return None if schedule.last_run is None else await client.store.outlook(schedule.last_run)
+        return None
+
+    outlook = await wait_until_async(fired, description="the schedule to fire")
+    assert outlook.limit == LimitStamp("key", "timed", MAX)
+    await client.schedules.delete("gates")
