@@ -20,7 +20,7 @@ from pyrula.kafka.record import served_name
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.stored_record import StoredRecord
 from pyrula.workflows.clock import Clock
-from pyrula.workflows.errors import LeaseLost, PyrulaError, StoreUnavailable
+from pyrula.workflows.errors import LeaseLost, PyrulaError, StoreError, StoreUnavailable
 from pyrula.workflows.execution import LetGo, Output, replayed
 from pyrula.workflows.store.messages import Wait, earliest
 from pyrula.workflows.store.payloads import Failure, encode_refusal, failure_of
@@ -78,6 +78,8 @@ class HandedOverRuns:
                 (heartbeat.watch_over(), "watch over the leases of handed-over runs"),
             )
         ]
+        for task in self._working:
+            task.add_done_callback(_ended)
         self._listening = [self.store.on_ready(self._wake.set), self.store.on_inbox(self.id, self._on_message)]
 
     async def stop(self, seconds: float) -> None:
@@ -118,7 +120,7 @@ class HandedOverRuns:
                 await self._claim()
                 await self._take_questions()
                 failing = False
-            except StoreUnavailable as error:
+            except StoreError as error:
                 if not failing:
                     log.warning("handed-over runs can't be claimed: %s", error)
                 failing = True
@@ -265,3 +267,8 @@ class HandedOverRuns:
         if observer is not None:
             place = record.topic, record.partition, record.offset, record.key
             tell(observer, RecordEvent(kind, pool.binding.name, *place, run_id, attempt, text))
+
+
+def _ended(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("handed-over runs are not seen to any more: %s ended", task.get_name(), exc_info=error)

@@ -227,6 +227,30 @@ async def test_a_signal_at_any_moment_of_the_way_is_heard(rig: Rig, client: Work
     assert sorted(executed) == sorted([f"reserve w{n}" for n in range(60)] + [f"ship w{n} to ada" for n in range(60)])
 
 
+@workflow(name="handed.busy")
+async def keep_busy(ctx: Context, order: str) -> str:
+    if order.startswith("w"):
+        await ctx.wait_for_signal("paid")
+    await asyncio.sleep(0.05)
+    executed.append(order)
+    return order
+
+
+async def test_a_busy_binding_has_a_place_for_it(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create()
+    await rig.produce([Message(b"a", b"w")])
+    binding = rig.binding(keep_busy, max_concurrency=2)
+    async with rig.running(binding) as running:
+        run = await find(client, rig, binding, 0)
+        await handed_over(rig, run)
+        await rig.produce([b"o"] * 3000)
+        await rig.until(lambda: len(executed) > 10, "the binding to be busy")
+        await run.signal("paid")
+        assert await run.result(timeout=30) == "w"
+        assert running.worker.stats()[0].in_flight <= 2
+        assert len(executed) < 3000
+
+
 async def test_one_that_waits_is_cancelled(rig: Rig, client: WorkflowClient) -> None:
     await rig.create(f"{rig.topic}.out")
     await rig.produce([Message(b"a", b"w1"), Message(b"a", b"o2")])
