@@ -69,6 +69,12 @@ ROWS = [
         b'[1,"message","signal:s1","signal","go",null,"s1",true,null]',
     ),
     (Entry("failed", "", "", "", None, None, b"7"), None, b'[1,"failed","","","",null,null,7,null]'),
+    (
+        Entry("mark", "", "", "", None, None, b'[1,0,"beside",4]'),
+        "18fabc.12345678.~",
+        b'[1,"mark","","","",null,null,[1,0,"beside",4],"18fabc.12345678.~"]',
+    ),
+    (Entry("done", "", "", "", None, None, b'"5f"'), None, b'[1,"done","","","",null,null,"5f",null]'),
 ]
 
 
