@@ -94,7 +94,8 @@ def test_three_workers_killed_ten_times(
             found = client.wait(lambda report: report.over, "the backfill to be over")
         group.wait_drained()
         of_backfill, live = lines_of(group, topic), group.records
-        of_live = [line for line in group.lines if line.run not in {one.run for one in of_backfill}]
+        runs = {line.run for line in of_backfill}
+        of_live = [line for line in group.lines if line.run not in runs]
     assert completed(of_backfill) == {(one, offset) for one in range(PARTITIONS) for offset in range(LOW, HIGH)}
     assert {(line.partition, line.offset) for line in of_backfill} == completed(of_backfill)
     assert (found.status, found.problem) == ("completed", "")
