@@ -95,6 +95,8 @@ class HttpServer(uvicorn.Server):
         """Serve until `stop`."""
         try:
             await self.serve()
+        except OSError as error:
+            raise ConfigurationError(f"the API can't be served: {error} (is it the certificate or its key?)") from error
         except SystemExit as error:
             # what uvicorn does when it can't listen; it has logged why
             raise ConfigurationError(

@@ -131,3 +131,11 @@ def test_a_port_that_is_taken_ends_the_worker_too(tmp_path: Path) -> None:
             said = second.log.read_text()
     assert f"can't listen on 127.0.0.1:{port}" in said
     assert "Traceback" not in said
+
+
+def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
+    with serving(EXAMPLES, tmp_path, "http_orders:worker", "--tls-cert", "nosuch.pem") as served:
+        assert served.process.wait(timeout=60) == 1
+    said = (tmp_path / "log").read_text()
+    assert "the API can't be served: [Errno 2]" in said
+    assert "Traceback" not in said
