@@ -15,7 +15,8 @@ from pyrula.workflows.store.history import History
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.lifecycle import PARKED, TERMINAL, RunStatus
 from pyrula.workflows.store.memory_buffers import Batches
-from pyrula.workflows.store.memory_gates import Gates, Queued
+from pyrula.workflows.store.memory_cohorts import Queued
+from pyrula.workflows.store.memory_gates import Gates
 from pyrula.workflows.store.memory_ready import Class, SortKey
 from pyrula.workflows.store.messages import (
     Applied,
