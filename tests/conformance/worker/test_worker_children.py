@@ -12,6 +12,7 @@ from pyrula.workflows import (
     DurableInvocationCancelled,
     DurableInvocationError,
     RunHandle,
+    RunNotFoundError,
     WorkflowWorker,
     step,
     workflow,
@@ -60,12 +61,17 @@ def fresh() -> None:
 
 
 async def child_of(run: RunHandle[Any]) -> str:
-    """The first child's id."""
+    """The first child's id, once it is there: its event tells of the intent to submit it."""
 
-    async def started() -> list[str]:
-        return [event.data["run_id"] for event in await run.events() if event.type == "child_started"]
+    async def started() -> str:
+        for event in await run.events():
+            if event.type == "child_started":
+                with contextlib.suppress(RunNotFoundError):
+                    await run._calls.status(child, event.data["run_id"])
+                    return str(event.data["run_id"])
+        return ""
 
-    return (await wait_until_async(started, description="the child to be started"))[0]
+    return await wait_until_async(started, description="the child to be there")
 
 
 async def test_a_childs_failure_is_told_with_its_error_and_ends_the_parent(workers: Workers) -> None:
