@@ -1,7 +1,6 @@
 """Backfills on a real broker and store: exactly the range, whatever the log looks like, and nothing else touched."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -458,8 +457,7 @@ async def test_in_memory_without_a_store(rig: Rig) -> None:
     assert (report.status, report.completed, report.failed) == ("completed", 18, 2)
 
 
-# With PYRULA_SOAK=1 as many as the promise names; benchmarks/backfill.py counts that many, too.
-MANY = 200_000 if os.environ.get("PYRULA_SOAK") == "1" else 24_000
+MANY = 200_000
 
 
 async def test_many_records_by_times_and_offsets_with_two_workers(rig: Rig) -> None:
