@@ -224,6 +224,7 @@ def _with_mocks(
         mocking._mocks = mocks  # noqa: SLF001
         return await fn(mocking, *args, **kwargs)
 
+    definition.hints()  # resolved by the function that declares them: `body` has none, and the copy takes these along
     other = copy.copy(definition)
     other.fn = body
     return other

@@ -134,6 +134,16 @@ async def test_timeouts_and_the_delays_of_retries_are_virtual() -> None:
     assert env.now() - start == timedelta(seconds=3660 + 3600 * (1 + 2 + 4 + 8))
 
 
+async def test_params_and_the_result_are_of_the_declared_types_at_the_first_start() -> None:
+    @workflow(name="env_typed")
+    async def typed(ctx: Context, due: datetime) -> datetime:
+        return due + DAY
+
+    env = WorkflowTestEnv()
+    run = await env.start(typed, {"due": datetime(2026, 1, 1, tzinfo=UTC)})
+    assert await run.result() == datetime(2026, 1, 2, tzinfo=UTC)
+
+
 async def test_a_step_can_be_replaced() -> None:
     env = WorkflowTestEnv()
     env.mock(charge, lambda cents: f"ch_{cents}")
