@@ -85,7 +85,7 @@ def test_what_is_written_comes_back_byte_for_byte(params: dict[str, Any], values
         (PINNED.replace('"attempt": 2,\n', ""), "is damaged: KeyError: 'attempt'"),
         (PINNED.replace('"sleeping"', '"asleep"'), "is damaged: ValueError: 'asleep'"),
         (PINNED.replace("[0,[1,", "[0,[9,"), "a journal row has format 9"),
-        (PINNED.replace('[0,[1,"value","1",', '[0,[1,'), "a journal row is damaged"),
+        (PINNED.replace('[0,[1,"value","1",', "[0,[1,"), "a journal row is damaged"),
     ],
 )
 def test_what_is_no_history_is_refused(text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
