@@ -10,6 +10,8 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(
 # what pytest is to run, and options of yours: make test TESTS=tests/unit ARGS=-x
 TESTS ?= tests
 ARGS ?=
+# how many processes run the tests; most of them wait for servers and sessions most of the time
+JOBS ?= 3
 # how many orders the demo takes
 ORDERS ?= 10000
 
@@ -20,7 +22,7 @@ demo: $(VENV)/.demo
 	$(BIN)/pyrula dev examples/orders.py --count $(ORDERS)
 
 test: $(VENV)/.test
-	PYRULA_REQUIRE_SERVICES=1 $(BIN)/python -m pytest $(TESTS) $(ARGS)
+	PYRULA_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS) $(ARGS)
 
 # figures: records per second beside the client's bare loop, and the tests that take too long for `make test`
 bench: $(VENV)/.test

@@ -8,15 +8,26 @@ import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
 
 import pytest
 
 from tests.services.child import ServiceUnavailable
-from tests.services.find import open_kafka, open_valkey
+from tests.services.find import KAFKA_VARIABLE, VALKEY_VARIABLE, open_kafka, open_valkey
 
 REQUIRE_VARIABLE = "PYRULA_REQUIRE_SERVICES"
 _SETTLE_TURNS = 10
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The processes of one run (``-n``) share its servers; what can't be had is told by each test that asks for it."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", default=None):
+        return
+    servers = ExitStack()
+    config.add_cleanup(servers.close)
+    for variable, opened in ((KAFKA_VARIABLE, open_kafka()), (VALKEY_VARIABLE, open_valkey(appendonly=True))):
+        with suppress(ServiceUnavailable):
+            os.environ[variable] = servers.enter_context(opened)
 
 
 def _serve(opened: AbstractContextManager[str]) -> Iterator[str]:
