@@ -7,7 +7,7 @@ deadline of a run when somebody waits for one, or as far as `advance` says. What
 import asyncio
 import copy
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pyrula.workflows.client import RunHandle
@@ -29,6 +29,7 @@ from pyrula.workflows.store.refusals import RunNotFoundError
 __all__ = ["History", "NothingMoves", "WorkflowTestEnv", "replay"]
 
 
+_END_OF_TIME = datetime.max.replace(tzinfo=UTC).timestamp()  # no clock shows what comes after the year 9999
 _UNTOLD = frozenset({RunStatus.SIGNAL_WAITING, RunStatus.INTERRUPT_WAITING, RunStatus.PAUSED})
 
 
@@ -132,6 +133,8 @@ class _VirtualDriver(Driver):
 
     async def pass_time(self, left: float | None, woken: asyncio.Event | None) -> bool:
         due = await self.next_due()
+        if due is not None and due >= _END_OF_TIME:
+            due = None
         ahead = None if due is None else max(0.0, due - self.store.now())
         if ahead is not None and (left is None or ahead <= left):
             self._clock.advance(ahead)

@@ -20,6 +20,7 @@ from pyrula.workflows.store.runs import RunDetail
 __all__ = ["RunExplanation", "explained", "served_by"]
 
 _NAMED = 3
+_LAST_SECOND = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()  # later ones are no datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +170,10 @@ def _ordinal(number: int) -> str:
 
 
 def _time(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return None if seconds is None else datetime.fromtimestamp(min(seconds, _LAST_SECOND), UTC)
 
 
 def _moment(seconds: float) -> str:
+    if seconds > _LAST_SECOND:
+        return "after the year 9999"
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -175,6 +175,18 @@ async def test_an_idle_environment_says_what_each_run_waits_for() -> None:
     }
 
 
+async def test_a_sleep_for_ever_is_told_and_no_error_of_the_clock() -> None:
+    @workflow(name="env_for_ever")
+    async def for_ever(ctx: Context) -> None:
+        await ctx.sleep(until=datetime.max.replace(tzinfo=UTC))
+
+    env = WorkflowTestEnv()
+    run = await env.start(for_ever)
+    assert "waits for its sleep until after the year 9999" in (await run.explain()).text
+    with pytest.raises(NothingMoves, match="waits for its sleep until after the year 9999"):
+        await run.result()
+
+
 async def test_a_wait_with_a_time_ends_in_virtual_time() -> None:
     env = WorkflowTestEnv()
     run = await env.start(waiter)
