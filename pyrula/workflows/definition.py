@@ -241,6 +241,7 @@ def workflow(fn: Any = None, /, **options: Any) -> Any:
     process: the same name from another module is a ConfigurationError, from the same one it replaces (a reload).
     """
     declared_in = caller()
+    _refuse_positional(fn, "@workflow")
     refuse_unknown(options, _WORKFLOW_OPTIONS, "@workflow")
 
     def declare(fn: Any) -> WorkflowDefinition[Any, Any]:
@@ -276,6 +277,7 @@ def step(fn: Any = None, /, **options: Any) -> Any:
     `inline=True` runs a sync function on the event loop instead of a thread of its own.
     """
     declared_in = caller()
+    _refuse_positional(fn, "@step")
     refuse_unknown(options, _STEP_OPTIONS, "@step")
 
     def declare(fn: Any) -> StepDefinition[Any, Any]:
@@ -421,6 +423,13 @@ def _return_codec(annotation: Any, what: str) -> Codec:
         return Codec.of(annotation)
     except ConfigurationError as error:
         raise ConfigurationError(f"{what}: its return annotation: {error}") from error
+
+
+def _refuse_positional(fn: object, what: str) -> None:
+    if isinstance(fn, str):
+        raise ConfigurationError(f"{what} takes its options by name: {what}(name={fn!r})")
+    if fn is not None and not callable(fn):
+        raise ConfigurationError(f"{what} takes its options by name, and a function alone without one, not {fn!r}")
 
 
 def _checked_text(value: object, what: str) -> str:

@@ -261,6 +261,11 @@ class WorkflowClient(TriggerCalls):
         priority: int,
         message: Message | None,
     ) -> RunHandle[Any]:
+        if not isinstance(named, (str, WorkflowDefinition)):
+            raise ConfigurationError(
+                f"a run is submitted by its workflow's name or definition, not by {named!r:.100}; "
+                "a function becomes a workflow by @workflow(name=...)"
+            )
         definition = named if isinstance(named, WorkflowDefinition) else find_definition(named)
         name = checked_text(named if isinstance(named, str) else named.name, "a workflow's name")
         if idempotency_key is not None:

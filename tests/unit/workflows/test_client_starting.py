@@ -138,6 +138,13 @@ async def test_a_priority_that_is_none(client: WorkflowClient, priority: Any) ->
         await client.submit("client_unheard_of", {}, priority=priority)
 
 
+async def test_a_function_without_its_decorator_is_told(client: WorkflowClient) -> None:
+    async def plain(ctx: object) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"not by <function .*plain.*@workflow\(name=\.\.\.\)"):
+        await client.submit(plain)  # type: ignore[call-overload]
+
+
 async def test_an_empty_id_is_none(client: WorkflowClient) -> None:
     run = await client.submit(takes_more)
     for call in (

@@ -134,6 +134,14 @@ def test_an_unknown_option_is_told_with_the_one_that_was_meant() -> None:
         step(tries=3)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("decorator", [workflow, step])
+def test_options_by_position_are_refused(decorator: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"takes its options by name: @\w+\(name='charge'\)"):
+        decorator("charge")
+    with pytest.raises(ConfigurationError, match="takes its options by name"):
+        decorator(Retry())
+
+
 async def test_a_definition_is_called_like_its_function() -> None:
     assert await module_level(None, 5) == Receipt(id="ch_5")
     assert module_level.__name__ == "module_level"
