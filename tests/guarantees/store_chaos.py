@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pyrula.workflows import (
     DurableInvocationCancelled,
+    DurableInvocationError,
     RunFinishedError,
     RunHandle,
     StoreUnavailable,
@@ -19,6 +20,8 @@ from pyrula.workflows.store.valkey.run_keys import STRUCTURES
 from tests.guarantees.programs.mixed_runs import chain, parent, stepping, talking, waiting
 
 T = TypeVar("T")
+
+WORN = "worker died"
 
 # what lasts: counters, and the index of runs that have ended
 LASTING = {b"meta", b"list"}
@@ -42,6 +45,8 @@ class Clients:
         self.patience = patience
         self.ended = 0
         self.wrong: list[str] = []
+        self.worn: list[str] = []
+        """Runs whose worker was killed under them so often that they were given up, as they should be."""
         self._kinds = [self._steps, self._talk, self._parent, self._cancel, self._chain]
 
     async def run(self, count: int, spread: float) -> None:
@@ -56,6 +61,14 @@ class Clients:
         try:
             async with asyncio.timeout(self.patience):
                 await kind(number)
+        except DurableInvocationError as error:
+            (self.worn if WORN in str(error) else self.wrong).append(f"{kind.__name__} {number}: {error}")
+        except RunFinishedError as error:
+            # it ended under whoever talked to it
+            run_id = error.run_id
+            detail = await patiently(lambda: self.client.detail("any", run_id))
+            given_up = detail.error is not None and WORN in detail.error.message
+            (self.worn if given_up else self.wrong).append(f"{kind.__name__} {number}: {error}: {detail.error}")
         except Exception as error:  # noqa: BLE001 - told at the end, with the others
             self.wrong.append(f"{kind.__name__} {number}: {type(error).__name__}: {error}")
         self.ended += 1
