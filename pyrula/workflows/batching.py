@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pyrula.workflows.codec import dumps, encode_message, loads
-from pyrula.workflows.definition import WorkflowDefinition, find_definition
+from pyrula.workflows.definition import WorkflowDefinition, definition_of
 from pyrula.workflows.errors import ConfigurationError, SerializationError
 from pyrula.workflows.model import MAX_VALUE
 from pyrula.workflows.params import Params
@@ -49,7 +49,7 @@ class TriggerEvent:
 
 def triggered(named: str | WorkflowDefinition[..., Any]) -> WorkflowDefinition[..., Any]:
     """Raises ConfigurationError for a workflow that isn't imported or has no trigger."""
-    definition = named if isinstance(named, WorkflowDefinition) else find_definition(named)
+    definition = definition_of(named)
     if definition is None:
         raise ConfigurationError(
             f"workflow {named!r} isn't imported in this process, so that nothing is known of its trigger: import the "

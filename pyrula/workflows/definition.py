@@ -35,6 +35,7 @@ __all__ = [
     "Parameter",
     "StepDefinition",
     "WorkflowDefinition",
+    "definition_of",
     "find_definition",
     "registered_definitions",
     "step",
@@ -320,6 +321,20 @@ def step_of(fn: Callable[P, R]) -> StepDefinition[P, R]:
 def find_definition(name: str) -> WorkflowDefinition[Any, Any] | None:
     """The workflow of that name which this process has imported."""
     return _local_definitions.get(name) or _definitions.get(name)
+
+
+def definition_of(named: str | WorkflowDefinition[..., Any]) -> WorkflowDefinition[..., Any] | None:
+    """The definition that is meant by itself or by its name; None for a name that this process hasn't imported.
+
+    ConfigurationError for anything else, as a function that was never declared."""
+    if isinstance(named, WorkflowDefinition):
+        return named
+    if not isinstance(named, str):
+        raise ConfigurationError(
+            f"a workflow is named by its definition or its name, not by {named!r:.100}; "
+            "a function becomes a workflow by @workflow(name=...)"
+        )
+    return find_definition(named)
 
 
 def registered_definitions() -> dict[str, WorkflowDefinition[Any, Any]]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from pyrula.workflows.client import RunHandle, WorkflowClient
 from pyrula.workflows.clock import Clock, SystemClock
-from pyrula.workflows.definition import WorkflowDefinition, registered_definitions
+from pyrula.workflows.definition import WorkflowDefinition, definition_of, registered_definitions
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.execution import Output
 from pyrula.workflows.loops import give_back, prepare
@@ -267,7 +267,9 @@ class Starter:
         priority: int = 0,
     ) -> RunHandle[R]:
         """Start a run, and drive it until it waits or ends."""
-        self._serve(workflow)
+        definition = definition_of(workflow)
+        if definition is not None:
+            self._serve(definition)
         return await self.client.submit(
             workflow,
             params,

@@ -26,7 +26,7 @@ from pyrula.workflows.client.trigger import TriggerCalls
 from pyrula.workflows.client.waiting import Waits
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import encode_message
-from pyrula.workflows.definition import WorkflowDefinition, find_definition, registered_definitions
+from pyrula.workflows.definition import WorkflowDefinition, definition_of, registered_definitions
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.model import MAX_VALUE
 from pyrula.workflows.naming import meant, names_checked
@@ -261,12 +261,7 @@ class WorkflowClient(TriggerCalls):
         priority: int,
         message: Message | None,
     ) -> RunHandle[Any]:
-        if not isinstance(named, (str, WorkflowDefinition)):
-            raise ConfigurationError(
-                f"a run is submitted by its workflow's name or definition, not by {named!r:.100}; "
-                "a function becomes a workflow by @workflow(name=...)"
-            )
-        definition = named if isinstance(named, WorkflowDefinition) else find_definition(named)
+        definition = definition_of(named)
         name = checked_text(named if isinstance(named, str) else named.name, "a workflow's name")
         if idempotency_key is not None:
             checked_text(idempotency_key, "idempotency_key")

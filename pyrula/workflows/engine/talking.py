@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pyrula.workflows.annotations import caller, is_async
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.codec import Codec
-from pyrula.workflows.definition import WorkflowDefinition, find_definition
+from pyrula.workflows.definition import WorkflowDefinition, definition_of
 from pyrula.workflows.engine.crew import Crew
 from pyrula.workflows.engine.desk import Desk
 from pyrula.workflows.engine.host import ContinueAsNew, Continued
@@ -148,7 +148,7 @@ class Talking:
         if on_parent_close not in ("cancel", "abandon"):
             raise ValueError(f"on_parent_close must be 'cancel' or 'abandon', not {on_parent_close!r}")
         run = self._run
-        definition = find_definition(workflow) if isinstance(workflow, str) else workflow
+        definition = definition_of(workflow)
         if definition is None:
             data, name, version, stamp = encode_unchecked(workflow, params), workflow, None, None
         else:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from pyrula.workflows import (
     ConfigurationError,
+    InlineWorkflowRunner,
     Limit,
     MemoryStore,
     RunFinishedError,
@@ -141,8 +142,14 @@ async def test_a_priority_that_is_none(client: WorkflowClient, priority: Any) ->
 async def test_a_function_without_its_decorator_is_told(client: WorkflowClient) -> None:
     async def plain(ctx: object) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"not by <function .*plain.*@workflow\(name=\.\.\.\)"):
-        await client.submit(plain)  # type: ignore[call-overload]
+    undeclared: Any = plain
+    told = r"not by <function .*plain.*@workflow\(name=\.\.\.\)"
+    with pytest.raises(ConfigurationError, match=told):
+        await client.submit(undeclared)
+    with pytest.raises(ConfigurationError, match=told):
+        await client.trigger(undeclared, {})
+    with pytest.raises(ConfigurationError, match=told):
+        await InlineWorkflowRunner().start(undeclared)
 
 
 async def test_an_empty_id_is_none(client: WorkflowClient) -> None:
