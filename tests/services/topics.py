@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as AioTopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaError as ClientError
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
@@ -196,7 +196,7 @@ class Topics:
             try:
                 offsets = _in_a_loop(self._read_offsets(group))
                 break
-            except KafkaConnectionError:
+            except ClientError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
