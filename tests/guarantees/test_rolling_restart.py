@@ -42,7 +42,7 @@ def test_a_rolling_restart_of_everything_under_load(
             _goes_on(group)
             store.kill()
             for worker in workers:
-                worker.wait_for_line("the store can't be reached|Valkey .* can't be reached", timeout=30)
+                worker.wait_for_line("valkey:.* can't be reached", timeout=30)
             store.start()
             interruptions += 1
             _goes_on(group)
