@@ -176,7 +176,7 @@ def find_store(target: str, namespace: str | None, shards: int | None) -> Store:
             return ValkeyStore(target, **{name: value for name, value in given.items() if value is not None})
         except ConfigurationError as error:
             raise Problem(f"--store {target}: {error}") from None
-    if ":" not in target:
+    if ":" not in target or target.rpartition(":")[2].isdecimal():
         raise Problem(
             f"--store {target}: give a URL like valkey://localhost:6379, or MODULE:NAME of a store or a worker"
         )

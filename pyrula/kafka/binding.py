@@ -215,6 +215,10 @@ def check_bindings(bindings: Sequence[Binding]) -> None:
     readers: dict[tuple[str, str, str], Binding] = {}
     definitions: dict[str, Binding] = {}
     for at, binding in enumerate(bindings):
+        if not isinstance(binding, Binding):
+            raise ConfigurationError(
+                f"bindings= holds Bindings: Binding(workflow, topic=..., group=...), not {binding!r:.100}"
+            )
         if binding in bindings[:at]:
             raise ConfigurationError(f"binding {binding.name} is given twice")
         for topic in binding.topics:

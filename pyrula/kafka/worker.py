@@ -38,7 +38,7 @@ from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.group_commit import GroupCommit
 from pyrula.workflows.loops import give_back, prepare
-from pyrula.workflows.naming import names_checked
+from pyrula.workflows.naming import names_checked, refuse_url
 from pyrula.workflows.signals import process_signals
 from pyrula.workflows.store.registry import Registry
 from pyrula.workflows.worker.register import Register, served_of
@@ -75,6 +75,9 @@ class KafkaWorker:
     ) -> None:
         self.bindings = (bindings,) if isinstance(bindings, Binding) else tuple(bindings)
         check_bindings(self.bindings)
+        refuse_url(store)
+        if isinstance(kafka, str):
+            raise ConfigurationError(f"kafka= takes options: KafkaOptions(bootstrap_servers={kafka!r})")
         self._clusters = {"default": kafka} if isinstance(kafka, KafkaOptions) else dict(kafka)
         for binding in self.bindings:
             if binding.cluster not in self._clusters:

@@ -1,4 +1,4 @@
-"""What to say of a name that isn't known: the one that was perhaps meant."""
+"""What to say of a name that isn't known: the one that was perhaps meant; and of a URL where a store belongs."""
 
 import functools
 import inspect
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pyrula.workflows.errors import ConfigurationError
 
-__all__ = ["meant", "names_checked", "options_of", "refuse_unknown"]
+__all__ = ["meant", "names_checked", "options_of", "refuse_unknown", "refuse_url"]
 
 C = TypeVar("C", bound=type[Any])
 
@@ -17,6 +17,12 @@ def meant(name: str, known: Iterable[str]) -> str:
     """The question whether the name that is most like it was meant; nothing if none is."""
     near = get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def refuse_url(store: object) -> None:
+    """ConfigurationError for the URL of a store in a store's place."""
+    if isinstance(store, str):
+        raise ConfigurationError("store= takes a store, such as ValkeyStore(url) or MemoryStore(), not a URL itself")
 
 
 def options_of(function: Callable[..., Any], *besides: str) -> tuple[str, ...]:

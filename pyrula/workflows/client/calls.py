@@ -28,6 +28,7 @@ from pyrula.workflows.errors import (
     UpdateRejected,
     UpdateTimeout,
 )
+from pyrula.workflows.naming import refuse_url
 from pyrula.workflows.store.backfills import BackfillStore
 from pyrula.workflows.store.batches import BatchStore
 from pyrula.workflows.store.events import Event, decode_event, in_order
@@ -74,6 +75,7 @@ class RunCalls:
     """Operations on runs, by name and run id. Opens the store when it is first used."""
 
     def __init__(self, store: SendingStore, *, poll_interval: float, query_timeout: float, waits: Waits | None) -> None:
+        refuse_url(store)
         self.store = store
         self._query_timeout = query_timeout
         self._waits: Waits = waits or Polling(store, poll_interval)

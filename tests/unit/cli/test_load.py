@@ -182,6 +182,7 @@ def test_a_store_is_a_url_or_a_name_in_a_module(folder: Folder) -> None:
         ("shop_stores:other", None, "is a int, not a store or a worker; give a URL"),
         ("shop_stores:other", "orders", "go with a store's URL"),
         ("http://localhost", None, "--store http://localhost: "),
+        ("127.0.0.1:6379", None, "--store 127.0.0.1:6379: give a URL like valkey://localhost:6379"),
         ("localhost", None, "--store localhost: give a URL like valkey://localhost:6379, or MODULE:NAME"),
     ],
 )

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from pyrula.kafka import Binding, BytesSerde, Record
+from pyrula.kafka import Binding, BytesSerde, KafkaOptions, KafkaWorker, Record
 from pyrula.kafka.binding import check_bindings
+from pyrula.workflows import MemoryStore
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.policies import Collect, Debounce, Limit, Rate, Retry
@@ -189,6 +190,17 @@ def test_a_name_means_one_workflow() -> None:
     twin = WorkflowDefinition(other, name="charge_order")
     with pytest.raises(ConfigurationError, match="two workflows are called charge_order"):
         check_bindings([bind(), Binding(twin, topic="refunds", group="billing")])
+
+
+def test_what_a_worker_is_not_given_by_mistake() -> None:
+    given: Any = {"store": MemoryStore(), "kafka": KafkaOptions()}
+    for mistake, told in (
+        ({"bindings": [charge]}, r"bindings= holds Bindings: Binding\(workflow, topic=\.\.\., group=\.\.\.\)"),
+        ({"store": "valkey://localhost"}, r"store= takes a store, such as ValkeyStore\(url\)"),
+        ({"kafka": "broker:9092"}, r"kafka= takes options: KafkaOptions\(bootstrap_servers='broker:9092'\)"),
+    ):
+        with pytest.raises(ConfigurationError, match=told):
+            KafkaWorker(**{"bindings": [bind()], **given, **mistake})
 
 
 def test_a_worker_needs_a_binding() -> None:

@@ -14,6 +14,7 @@ from pyrula.workflows import (
     RunFinishedError,
     SerializationError,
     WorkflowClient,
+    WorkflowWorker,
     workflow,
 )
 from pyrula.workflows.store.messages import Change, End
@@ -137,6 +138,14 @@ async def test_a_key_that_fails_for_these_params_queues_nothing(client: Workflow
 async def test_a_priority_that_is_none(client: WorkflowClient, priority: Any) -> None:
     with pytest.raises(ValueError, match="from -100 to 100"):
         await client.submit("client_unheard_of", {}, priority=priority)
+
+
+def test_a_url_is_no_store() -> None:
+    url: Any = "valkey://localhost"
+    with pytest.raises(ConfigurationError, match=r"store= takes a store, such as ValkeyStore\(url\)"):
+        WorkflowClient(url)
+    with pytest.raises(ConfigurationError, match="not a URL itself"):
+        WorkflowWorker([order], store=url)
 
 
 async def test_a_function_without_its_decorator_is_told(client: WorkflowClient) -> None:
