@@ -1,5 +1,6 @@
 """What is stored of the Kafka side is a public format: these texts and bytes are those of docs/formats.md."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from pyrula.kafka.commit_map import CommitMap, decode, encode
+from pyrula.kafka.dead_letter import decode_journal, letter
 from pyrula.kafka.record import Witness, fingerprint, parse_run_id, record_identity, run_id
 
 TEXT = (Path(__file__).parents[3] / "docs" / "formats.md").read_text(encoding="utf-8")
@@ -74,3 +76,21 @@ def test_commit_metadata_of_this_version_is_written_and_read_for_ever(found: Com
     assert replace(read, store=b"") == found
     assert read.written_with("an instance")
     assert "pyrula1:<base64>" in TEXT
+
+
+def test_a_dead_letter_has_the_documented_headers() -> None:
+    own = (("trace-id", b"7"), ("pyrula-dlq-reason", b"of an earlier round"))
+    raw: Any = SimpleNamespace(
+        topic="orders", partition=1, offset=7, timestamp=1_700_000_000_000, key=b"k", value=b"v", headers=own
+    )
+    rows = [(0, b"[1]")]
+    copy = letter(
+        "orders.g.dlq", raw, group="g", workflow="w", run_id="r", reason="failed", message="m", attempts=2, trace="t",
+        rows=rows,
+    )  # fmt: skip
+    assert copy.headers[0] == ("trace-id", b"7")
+    told = dict(copy.headers[1:])
+    assert set(told) == set(re.findall(r"^\| `(pyrula-dlq-[a-z-]+)` \|", TEXT, re.MULTILINE))
+    assert told["pyrula-dlq-reason"] == b"failed"
+    assert told["pyrula-dlq-journal"].startswith(b"1:")
+    assert decode_journal(told["pyrula-dlq-journal"]) == rows
