@@ -103,7 +103,9 @@ def _sentence(detail: RunDetail, outlook: Outlook, served: bool | None) -> str:
         reason = "" if detail.error is None else f": {read_failure(detail.error).message}"
         return f"paused{since}{reason}"
     if status in TERMINAL and detail.finished_at is not None:
-        return f"{status} at {_moment(detail.finished_at)}"
+        failure = None if detail.error is None else read_failure(detail.error)
+        reason = "" if failure is None else f": {failure.type}: {failure.message}"
+        return f"{status} at {_moment(detail.finished_at)}{reason}"
     return f"{status}{since}"
 
 

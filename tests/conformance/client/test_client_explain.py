@@ -115,6 +115,13 @@ async def test_running_parked_paused_finished(client: WorkflowClient, live: Hold
     assert found.since is None
 
 
+async def test_a_failed_run_says_why(client: WorkflowClient, live: Holder) -> None:
+    run_id = await submit(client)
+    (lease,) = await claim(live, 1)
+    await live.store.finish(lease, Change(1), End("failed", error=b'{"type":"ValueError","message":"no","trace":""}'))
+    assert (await said(client, run_id)).text.endswith("UTC: ValueError: no")
+
+
 async def test_no_such_run(client: WorkflowClient) -> None:
     with pytest.raises(RunNotFoundError):
         await client.explain(NAME, "00-01JDZ8Z5Y3Q4R5S6T7V8W9XABC")
