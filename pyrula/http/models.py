@@ -68,6 +68,7 @@ class SubmitRequest(_Request):
 class TriggerRequest(_Request):
     event: dict[str, Any]
     event_id: Text | None = None
+    owner: Text | None = Field(None, description="of a token for one owner: that one")
 
 
 class QueryRequest(_Request):

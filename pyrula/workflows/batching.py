@@ -37,7 +37,8 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TriggerEvent:
-    """`data` is the event's JSON. It is fed once for each `id`; a `lasting` one may be fed again much later."""
+    """`data` is the event's JSON. It is fed once for each `id`; a `lasting` one may be fed again much later. `owner` is
+    that of its batch, "" for none."""
 
     name: str
     key: str
@@ -45,6 +46,12 @@ class TriggerEvent:
     window: Window
     id: str = ""
     lasting: bool = False
+    owner: str = ""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """What the events of one buffer share."""
+        return (self.name, self.key, self.owner) if self.owner else (self.name, self.key)
 
 
 def triggered(named: str | WorkflowDefinition[..., Any]) -> WorkflowDefinition[..., Any]:

@@ -238,10 +238,11 @@ class Context(Talking):
         event_id: str | None = None,
     ) -> str | None:
         """Feeds a Collect or Debounce buffer, once: the id of the run that the event started by completing a batch, or
-        None.
+        None. The batch gathers the events of this run's owner, and its run has that owner, too.
 
         Raises ConfigurationError for a workflow that isn't imported here or has no trigger=, ValueError for an event
-        that doesn't fit. A repeat of `event_id`, also by others, feeds nothing and gives the same answer.
+        that doesn't fit. A repeat of `event_id`, also by others with that owner, feeds nothing and gives the same
+        answer.
         """
         definition = triggered(workflow)
         feeding = Feeding(definition, trigger_event(definition, event, event_id))

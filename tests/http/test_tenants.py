@@ -48,7 +48,8 @@ class World:
         for run_id, name in self.runs.items():
             told.append(await self.client.detail(name, run_id))
             told.append(await self.client.events(name, run_id))
-        return told, [each for each in await self.client.schedules.list() if each.owner == "acme"]
+        schedules = [each for each in await self.client.schedules.list() if each.owner == "acme"]
+        return told, schedules, [each for each in await self.client.buffered("http_digest") if each.owner == "acme"]
 
 
 @pytest.fixture
@@ -75,6 +76,12 @@ async def world(site: Site) -> World:
     for schedule_id in ("weekly", mine):
         await client.schedules.create(schedule_id, "http_echo", trigger=Every(86_400), owner="acme", metadata=SECRET)
     made.schedules = ["weekly", "nightly", mine]
+
+    # a batch that became a run, and one that is open
+    for event_id in ("e", "f", "g"):
+        event = {"user_id": "u", "note": SECRET}
+        completed = await client.trigger("http_digest", event, event_id=event_id, owner="acme")
+        made.runs |= {} if completed is None else {completed.run_id: "http_digest"}
 
     async def still() -> bool:
         reports = [await client.detail(name, run_id) for run_id, name in made.runs.items()]
@@ -109,7 +116,8 @@ class Attack:
 
     def request(self, path: str, method: str, said: dict[str, Any]) -> dict[str, Any]:
         run_id = self._chance.choice([*self._world.runs])
-        meant = {"name": self._world.runs[run_id], "run_id": self._link(run_id)}
+        name = "http_digest" if path == "/{name}/events" else self._world.runs[run_id]
+        meant = {"name": name, "run_id": self._link(run_id)}
         query: list[tuple[str, str]] = []
         headers = {}
         for parameter in said.get("parameters", ()):
@@ -182,7 +190,7 @@ class Attack:
             "catch_up": ["one"],
             "overlap": ["allow"],
             "paused": [True],
-            "event_id": ["e"],
+            "event_id": ["e", "f", "g"],
             "signal_id": ["s"],
             "update_id": ["u"],
             "wait_id": ["w"],
@@ -301,10 +309,40 @@ async def test_an_owner_is_given_by_the_token(world: World) -> None:
     assert (await world.http.post("/http_echo/runs", json={"owner": "acme"}, headers=headers)).status_code == 403
     body = {"workflow": "http_echo", "trigger": {"every": 60}, "owner": "acme"}
     assert (await world.http.put("/schedules/x", json=body, headers=headers)).status_code == 403
+    event = {"event": {"user_id": "u"}, "owner": "acme"}
+    assert (await world.http.post("/http_digest/events", json=event, headers=headers)).status_code == 403
     assert (await world.http.get("/runs", params={"owner": "acme"}, headers=headers)).status_code == 403
     everybody = world.headers("everybody", Role.OPERATE)
     made = await world.http.post("/http_echo/runs", json={"owner": "acme"}, headers=everybody)
     assert (await world.client.detail("http_echo", made.json()["run_id"])).owner == "acme"
+
+
+async def test_a_batch_is_its_owners(world: World) -> None:
+    """Of one key and one event's id each owner has a batch of his own."""
+
+    async def fed(token: str, event_id: str, **more: str) -> Any:
+        body = {"event": {"user_id": "u"}, "event_id": event_id} | more
+        answer = await world.http.post("/http_digest/events", json=body, headers=world.headers(token, Role.OPERATE))
+        assert answer.status_code == 200
+        return answer.json()
+
+    (of_acme,) = [run_id for run_id, name in world.runs.items() if name == "http_digest"]
+    # acme has one open, with "g"
+    assert await fed("mallory", "f") is None
+    mine = await fed("mallory", "g")
+    assert (await world.client.detail("http_digest", mine["run_id"])).owner == "mallory"
+    assert await fed("mallory", "g") == mine
+    for path in ("", "/events", "/result"):
+        for owner, status in (("mallory", 200), ("acme", 404)):
+            url = f"/http_digest/runs/{mine['run_id']}{path}"
+            assert (await world.http.get(url, headers=world.headers(owner, Role.READ))).status_code == status
+    assert await fed("acme", "f") == {"run_id": of_acme}
+    # for all owners: whose it says, else nobody's
+    assert await fed("everybody", "f", owner="acme") == {"run_id": of_acme}
+    assert await fed("everybody", "f") is None
+    other = await fed("everybody", "h", owner="acme")
+    assert (await world.client.detail("http_digest", other["run_id"])).owner == "acme"
+    assert [(one.owner, one.events) for one in await world.client.buffered("http_digest")] == [("", 1)]
 
 
 async def test_an_explanation_names_nobody_elses_runs(world: World) -> None:

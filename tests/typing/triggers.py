@@ -26,6 +26,7 @@ client = WorkflowClient(MemoryStore())
 async def _typed(ctx: Context, env: WorkflowTestEnv) -> None:
     assert_type(await client.trigger(digest, {"user_id": "u"}), RunHandle[int] | None)
     assert_type(await client.trigger("digest", Comment(user_id="u"), event_id="e"), RunHandle[Any] | None)
+    assert_type(await client.trigger(digest, {"user_id": "u"}, owner="acme"), RunHandle[int] | None)
     assert_type(await client.buffered(digest), list[OpenBatch])
     assert_type(await ctx.trigger(digest, Comment(user_id="u")), str | None)
     assert_type(await ctx.trigger("digest", {"user_id": "u"}, event_id="e"), str | None)

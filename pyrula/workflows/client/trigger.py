@@ -2,7 +2,7 @@
 
 Rules: an event has an id before it leaves, so that it may be sent again. A batch's run is stamped (version, gates) when
 it is submitted, by the definition of whoever does it first: `plan_batch` holds the others to that. Batches of a key
-become runs in the order of their events, whoever makes them.
+and owner become runs in the order of their events, whoever makes them.
 """
 
 import secrets
@@ -45,27 +45,30 @@ class TriggerCalls(RunCalls):
         event: Mapping[str, Any] | BaseModel,
         *,
         event_id: str | None = None,
+        owner: str = "",
     ) -> RunHandle[R] | None: ...
 
     @overload
     async def trigger(
-        self, name: str, event: Mapping[str, Any] | BaseModel, *, event_id: str | None = None
+        self, name: str, event: Mapping[str, Any] | BaseModel, *, event_id: str | None = None, owner: str = ""
     ) -> RunHandle[Any] | None: ...
 
     async def trigger(
-        self, name: Any, event: Mapping[str, Any] | BaseModel, *, event_id: str | None = None
+        self, name: Any, event: Mapping[str, Any] | BaseModel, *, event_id: str | None = None, owner: str = ""
     ) -> RunHandle[Any] | None:
         """Feed a Collect or Debounce buffer. The run of the batch that this event completes; None as long as the batch
         is open: time closes it.
 
-        A repeat of `event_id`, within a week and for the same workflow and key, feeds nothing and gives the same
-        answer. Raises ConfigurationError for a workflow that isn't imported here or has no trigger=, ValueError for an
-        event that doesn't fit. After StoreUnavailable the event may have been taken: only with an `event_id` is it safe
-        to try again."""
+        A batch gathers the events of one `owner`, the tenant, and its run has that owner. A repeat of `event_id`,
+        within a week and for the same workflow, key and owner, feeds nothing and gives the same answer. Raises
+        ConfigurationError for a workflow that isn't imported here or has no trigger=, ValueError for an event that
+        doesn't fit. After StoreUnavailable the event may have been taken: only with an `event_id` is it safe to try
+        again."""
         definition = triggered(name)
+        if owner:
+            checked_text(owner, "owner")
         told = trigger_event(definition, event, event_id)
-        if not told.id:
-            told = replace(told, id=secrets.token_hex(16))
+        told = replace(told, id=told.id or secrets.token_hex(16), owner=owner)
         if self._admit is not None:
             self._admit()
         await self._open()
@@ -77,8 +80,8 @@ class TriggerCalls(RunCalls):
         return RunHandle(self, name, run_id)
 
     async def buffered(self, name: Named) -> list[OpenBatch]:
-        """The batches of this workflow that are open, by key: how many events each has, and when it is due (seconds
-        since 1970). At most 1,000 of each shard of the store."""
+        """The batches of this workflow that are open, by key and owner: how many events each has, and when it is
+        due (seconds since 1970). At most 1,000 of each shard of the store."""
         name = checked_text(name if isinstance(name, str) else name.name, "a workflow's name")
         await self._open()
         return await self.store.open_batches(name)
@@ -99,7 +102,7 @@ async def feed(store: TriggerStore, definition: WorkflowDefinition[..., Any], ev
 async def make_runs(
     store: TriggerStore, definition: WorkflowDefinition[..., Any], head: EventBatch | None
 ) -> dict[str, str]:
-    """Make runs of the sealed batches of one key, beginning with the first: their ids, by those of the batches.
+    """Make runs of the sealed batches of one buffer, beginning with the first: their ids, by those of the batches.
 
     Raises ValueError if the key of a Limit or Rate fails for a batch, which then waits."""
     made = {}
@@ -127,6 +130,7 @@ def _submission(batch: EventBatch, plan: bytes) -> Submission:
         batch.buffer.name,
         batch.params,
         version=version,
+        owner=batch.owner,
         metadata=dumps({"batch": {"reason": batch.reason, "opened_at": opened}}),
         stamp=None if stamp is None else Stamp.decode(dumps(stamp)),
     )

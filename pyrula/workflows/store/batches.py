@@ -1,16 +1,17 @@
-"""What triggers need of a store: buffers of events by workflow and key, and batches on their way to becoming runs.
+"""What triggers need of a store: buffers of events by workflow, key and owner, and batches that are to become runs.
 
 A batch is *open* while events join it, then *sealed*: by the event that fills it, by time, or by an event that would
 make its params too large. A sealed batch becomes a run in three calls, by whoever has it: `plan_batch` says once and
 for all which run (its id, version and gates), that run is submitted, `drop_batch` takes the batch off. Anyone may do
-any of these again, so a batch becomes exactly one run whoever dies in between; sealed batches of a key are handed out
-oldest first, so their runs are queued in the order of their events.
+any of these again, so a batch becomes exactly one run whoever dies in between; sealed batches of a buffer are handed
+out oldest first, so their runs are queued in the order of their events.
 
 Rules every implementation keeps:
 
-- *Whole.* An event is in exactly one batch, in the order in which the store took the events of its key. No batch has
-  more than `max_events`, or params over the limit.
-- *Known again.* An event whose id is known gets its first answer.
+- *Whole.* An event is in exactly one batch, in the order in which the store took the events of its buffer. No batch
+  has more than `max_events`, or params over the limit.
+- *Known again.* An event whose id is known gets its first answer. An id counts within its buffer.
+- *One owner.* Events of different owners share no batch, so nobody is told of a run that isn't his.
 - *By the store's clock.* An event that comes when its batch is due opens the next one, fired or not.
 - *Nothing left.* A dropped batch leaves the ids of its events, for their time.
 """
@@ -34,7 +35,7 @@ Reason: TypeAlias = Literal["max_events", "window", "max_wait", "size"]
 
 
 class Buffer(NamedTuple):
-    """Where the events of one workflow and key are. `digest` stands for both."""
+    """Where the events of one workflow, key and owner are. `digest` stands for all three."""
 
     name: str
     shard: int
@@ -44,7 +45,7 @@ class Buffer(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class EventBatch:
     """A sealed batch. `params` is the JSON of its run's. `event` stands for the event that filled it, b"" if none did.
-    `plan` is what `plan_batch` was given first, b"" if nothing yet."""
+    `plan` is what `plan_batch` was given first, b"" if nothing yet. `owner` is that of all its events."""
 
     buffer: Buffer
     id: str
@@ -55,6 +56,7 @@ class EventBatch:
     opened_at: float
     event: bytes = b""
     plan: bytes = b""
+    owner: str = ""
 
 
 class Fed(NamedTuple):
@@ -82,6 +84,7 @@ class OpenBatch(NamedTuple):
     events: int
     opened_at: float
     due_at: float
+    owner: str = ""
 
 
 class BatchStore(Protocol):
@@ -107,4 +110,4 @@ class BatchStore(Protocol):
         """The batch has become this run: take it off. The next one of its buffer."""
 
     async def open_batches(self, name: str) -> list[OpenBatch]:
-        """What is gathered for this workflow, by key; at most 1,000 a shard."""
+        """What is gathered for this workflow, by key and owner; at most 1,000 a shard."""

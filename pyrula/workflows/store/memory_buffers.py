@@ -46,10 +46,11 @@ class _Open:
 
 @dataclass(slots=True)
 class _Gathered:
-    """All of one workflow and key."""
+    """All of one workflow, key and owner."""
 
     buffer: Buffer
     key: str
+    owner: str
     open: _Open | None = None
     sealed: list[EventBatch] = field(default_factory=list)
     leased_until: float = 0.0
@@ -79,8 +80,8 @@ class Batches:
     def feed(self, event: TriggerEvent) -> Fed:
         now = self._now()
         self._expire(now)
-        buffer = Buffer(event.name, 0, digest("batch", event.name, event.key, size=16))
-        gathered = self._gathered.get(buffer) or _Gathered(buffer, event.key)
+        buffer = Buffer(event.name, 0, digest("batch", *event.place, size=16))
+        gathered = self._gathered.get(buffer) or _Gathered(buffer, event.key, event.owner)
         known = event_digest(event)
         answer = self._known.get(known)
         if answer is not None:
@@ -119,7 +120,17 @@ class Batches:
         count = len(ready.events)
         params = batch_params(gathered.key, b",".join(ready.events), count)
         gathered.sealed.append(
-            EventBatch(gathered.buffer, ready.id, gathered.key, params, count, reason, ready.opened_at, event)
+            EventBatch(
+                gathered.buffer,
+                ready.id,
+                gathered.key,
+                params,
+                count,
+                reason,
+                ready.opened_at,
+                event,
+                owner=gathered.owner,
+            )
         )
         if len(gathered.sealed) == 1:
             gathered.leased_until = 0.0
@@ -201,13 +212,13 @@ class Batches:
 
     def open(self, name: str) -> list[OpenBatch]:
         found = [
-            OpenBatch(gathered.key, len(gathered.open.events), gathered.open.opened_at, gathered.open.due_at)
+            OpenBatch(gathered.key, len(present.events), present.opened_at, present.due_at, gathered.owner)
             for buffer, gathered in self._gathered.items()
-            if buffer.name == name and gathered.open is not None
+            if buffer.name == name and (present := gathered.open) is not None
         ]
-        return sorted(found)
+        return sorted(found, key=lambda batch: (batch.key, batch.owner))
 
 
 def event_digest(event: TriggerEvent) -> bytes:
-    """What stands for an event's id, which counts within its workflow and key."""
-    return digest("event", event.name, event.key, event.id, size=16)
+    """What stands for an event's id, which counts within its workflow, key and owner."""
+    return digest("event", *event.place, event.id, size=16)

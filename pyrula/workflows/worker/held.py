@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import Context
+from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
 from pyrula.workflows.batching import TriggerEvent
@@ -170,10 +171,14 @@ class HeldRun:
         await ask_until_answered(lambda: self._store.submit(submission))
 
     async def trigger(self, run: Any, definition: WorkflowDefinition[..., Any], event: TriggerEvent) -> str:
-        return await ask_until_answered(lambda: feed(self._store, definition, event))
+        owned = self._owned(event)
+        return await ask_until_answered(lambda: feed(self._store, definition, owned))
 
     def triggered(self, run: Any, event: TriggerEvent) -> None:
-        self._queued.fed.append(event)
+        self._queued.fed.append(self._owned(event))
+
+    def _owned(self, event: TriggerEvent) -> TriggerEvent:
+        return replace(event, owner=self.claimed.owner)
 
     def idle(self, run: Any) -> None:
         if self._parking is None and self.lost is None:

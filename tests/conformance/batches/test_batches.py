@@ -88,6 +88,45 @@ async def test_an_id_counts_within_its_workflow_and_key(rig: Rig) -> None:
         assert [one.events for one in await rig.store.open_batches(name) if one.key == key] == [1]
 
 
+async def test_events_of_different_owners_share_no_batch(rig: Rig) -> None:
+    for value in range(2):
+        for owner in ("", "ann", "bob"):
+            assert await rig.feed(f"{owner}{value}", owner=owner) == Fed()
+    assert await rig.store.open_batches("digest") == [
+        OpenBatch("k", 2, START, START + 10, owner) for owner in ("", "ann", "bob")
+    ]
+    fed = await rig.feed("ann2", owner="ann")
+    assert fed.head is not None
+    assert (fed.head.id, fed.head.key, fed.head.owner) == (fed.batch, "k", "ann")
+    assert events(fed.head) == ["ann0", "ann1", "ann2"]
+    assert await rig.dropped(fed.head) is None
+    await rig.advance(10)
+    found = {}
+    for buffer in await rig.due():
+        batch = await rig.other.take_batch(buffer)
+        found[batch.owner] = events(batch)
+        assert await rig.dropped(batch) is None
+    assert found == {"": ["0", "1"], "bob": ["bob0", "bob1"]}
+    assert await rig.store.open_batches("digest") == []
+
+
+async def test_an_id_counts_within_its_owner(rig: Rig) -> None:
+    for owner in ("", "ann", "bob"):
+        for value in range(3):
+            fed = await rig.feed(value, id=f"e{value}", owner=owner)
+        await rig.dropped(fed.head, f"run of {owner}")
+    for owner in ("", "ann", "bob"):
+        assert await rig.feed(2, id="e2", owner=owner) == Fed("", f"run of {owner}")
+    # nor is an owner taken for part of a key or an id
+    assert await rig.feed(2, "kann", id="e2") == Fed()
+    assert await rig.feed(2, id="anne2") == Fed()
+    assert [one[:2] for one in await rig.store.open_batches("digest")] == [("k", 1), ("kann", 1)]
+    event = TriggerEvent("digest", "k", b"1", COLLECT, "e2", owner="ann")
+    rig.store.forget_event(event)
+    assert await rig.feed(2, id="e2", owner="bob") == Fed("", "run of bob")
+    assert await rig.feed(2, id="e2", owner="ann") == Fed()
+
+
 async def test_an_id_is_known_for_its_time_or_until_it_is_forgotten(rig: Rig) -> None:
     event = TriggerEvent("digest", "k", b"1", Window(1e6, 100), "mine", lasting=True)
     await rig.store.feed(event)

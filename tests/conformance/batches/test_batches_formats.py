@@ -51,6 +51,7 @@ async def test_the_values_are_as_documented(server: Server, on_valkey: Rig) -> N
     assert [known[:1] for known in ids] == [b"", b"", b"#", b"", b""]
     (sealed,) = await server.call("LRANGE", tag + b"ts:" + own.hex().encode(), 0, -1)
     unpacked = await server.call("EVAL", "return cmsgpack.unpack(ARGV[1])", 0, sealed)
+    # without an owner there is no ninth
     batch, params, count, reason, opened, event, plan, key = unpacked
     assert (count, reason, opened, loads(key)) == (3, b"max_events", START * 1e6, "k")
     assert ids[2] == b"#" + batch
@@ -62,7 +63,23 @@ async def test_the_values_are_as_documented(server: Server, on_valkey: Rig) -> N
     listed = re.search(r"An open batch is a packed table: (.*?); times", LIBRARY, re.DOTALL)
     assert listed is not None
     assert set(names) == {b"i", b"k", b"n", b"b", b"o", b"d", b"w", b"m"}
-    assert {name.encode() for name in re.findall(r"(?:^|, |-- )(\w) ", listed[1])} == set(names) | {b"x"}
+    assert {name.encode() for name in re.findall(r"(?:^|, |-- )(\w) ", listed[1])} == set(names) | {b"u", b"x"}
+
+
+async def test_the_values_of_an_owners_batch_are_as_documented(server: Server, on_valkey: Rig) -> None:
+    tag = f"{{{server.namespace}:0}}".encode()
+    for value in range(4):
+        await on_valkey.feed(value, "k", id=f"e{value}", owner="ann é")
+    own = digest("batch", "digest", "k", "ann é", size=16)
+    assert own.hex() == "ccf46142f22649440af21a41adf8c8e9"
+    (sealed,) = await server.call("LRANGE", tag + b"ts:" + own.hex().encode(), 0, -1)
+    unpacked = await server.call("EVAL", "return cmsgpack.unpack(ARGV[1])", 0, sealed)
+    assert (len(unpacked), unpacked[2], unpacked[8]) == (9, 3, "ann é".encode())
+    assert unpacked[5] == digest("event", "digest", "k", "ann é", "e2", size=16).hex().encode()
+    assert await server.call("GET", tag + b"ti:" + unpacked[5]) == b"#" + unpacked[0]
+    assert await server.call("GET", tag + b"te:" + own.hex().encode()) == b"3"
+    packed = await server.call("HGET", tag + b"batch", own)
+    assert await server.call("EVAL", "return cmsgpack.unpack(ARGV[1]).u", 0, packed) == "ann é".encode()
 
 
 _FIELDS = "local names = {} for name in pairs(cmsgpack.unpack(ARGV[1])) do names[#names + 1] = name end return names"

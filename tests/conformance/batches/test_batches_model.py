@@ -22,10 +22,12 @@ WINDOWS = [Window(10, 1), Window(10, 2), Window(10, 3), Window(30, 5), Window(10
 
 names = st.sampled_from(NAMES)
 few = st.integers(0, 2)
+owners = st.sampled_from(["", "", "ann"])
 feeds = st.tuples(
     st.just("feed"),
     names,
     few,
+    owners,
     st.sampled_from(WINDOWS),
     st.sampled_from([None, None, None, "e0", "e1", "e2", "e3"]),
     # a fifth of them so large that five don't fit
@@ -55,8 +57,8 @@ class Both:
         self.numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self.fed: list[TriggerEvent] = []
         self.taken: list[tuple[EventBatch, EventBatch]] = []
-        self.in_order: dict[tuple[str, str], list[Any]] = {}
-        self.in_batches: dict[tuple[str, str], list[Any]] = {}
+        self.in_order: dict[tuple[str, str, str], list[Any]] = {}
+        self.in_batches: dict[tuple[str, str, str], list[Any]] = {}
         self.dropped: set[int] = set()
         self.serial = 0
 
@@ -77,13 +79,14 @@ class Both:
                 value.reason,
                 round(value.opened_at, 3),
                 value.plan,
+                value.owner,
             )
         if isinstance(value, Fed):
             return self.number(which, value.batch), value.run_id, self.plain(which, value.head)
         if isinstance(value, Due):
             return {buffer._replace(shard=0) for buffer in value.buffers}, value.next_due and round(value.next_due, 3)
         if isinstance(value, list):
-            return [(one.key, one.events, round(one.opened_at, 3), round(one.due_at, 3)) for one in value]
+            return [(one.key, one.owner, one.events, round(one.opened_at, 3), round(one.due_at, 3)) for one in value]
         return value
 
     async def each(self, call: Callable[[Rig, int], Awaitable[Any]]) -> list[Any]:
@@ -97,15 +100,18 @@ class Both:
         if one is not None:
             self.taken = [*self.taken[-3:], (one, two)]
 
-    async def feed(self, name: str, key: int, window: Window, event_id: str | None, size: int, lasting: bool) -> None:
+    async def feed(
+        self, name: str, key: int, owner: str, window: Window, event_id: str | None, size: int, lasting: bool
+    ) -> None:
         self.serial += 1
         value = [self.serial, "x" * size]
         own = event_id or f"own{self.serial}"
-        event = TriggerEvent(name, f"k{key}", dumps(value), window, own, lasting=lasting or event_id is not None)
-        before = {(one.name, one.key, one.id) for one in self.fed}
+        again = lasting or event_id is not None
+        event = TriggerEvent(name, f"k{key}", dumps(value), window, own, lasting=again, owner=owner)
+        before = {(one.place, one.id) for one in self.fed}
         answers = await self.each(lambda rig, _: rig.store.feed(event))
-        if (event.name, event.key, event.id) not in before:
-            self.in_order.setdefault((event.name, event.key), []).append(self.serial)
+        if (event.place, event.id) not in before:
+            self.in_order.setdefault((event.name, event.key, event.owner), []).append(self.serial)
         self.fed.append(event)
         self.keep([fed.head for fed in answers])
 
@@ -142,7 +148,7 @@ class Both:
             self.dropped.add(number)
             found = [event[0] for event in loads(pair[0].params)["events"]]
             assert len(pair[0].params) <= MAX_VALUE
-            self.in_batches.setdefault((pair[0].buffer.name, pair[0].key), []).extend(found)
+            self.in_batches.setdefault((pair[0].buffer.name, pair[0].key, pair[0].owner), []).extend(found)
         answers = await self.each(lambda rig, which: rig.store.drop_batch(pair[which], f"run{number}"))
         self.keep(answers)
         return None if answers[0] is None else (answers[0], answers[1])
@@ -169,7 +175,7 @@ class Both:
             if not dues[0].buffers:
                 break
             for name in NAMES:
-                for place in range(3):
+                for place in range(6):
                     before = self.taken
                     await self.take(name, place)
                     pair = self.taken[-1] if self.taken is not before else None

@@ -91,6 +91,30 @@ async def test_a_repeat_of_an_events_id_gets_the_same_answer(workers: Workers) -
     assert got == [("u", [0, 1, 2], 3)]
 
 
+async def test_a_batch_and_its_run_have_the_owner_of_its_events(workers: Workers) -> None:
+    client = workers.client()
+    for number in range(2):
+        for owner in ("ann", "bob"):
+            assert await client.trigger(digest, {"user_id": "u", "n": number}, owner=owner) is None
+    assert [(one.key, one.owner, one.events) for one in await client.buffered(digest)] == [
+        ("u", "ann", 2),
+        ("u", "bob", 2),
+    ]
+    run = await client.trigger(digest, {"user_id": "u", "n": 2}, owner="ann", event_id="e")
+    assert run is not None
+    assert (await run.detail()).owner == "ann"
+    assert await client.trigger(digest, {"user_id": "u", "n": 9}, owner="ann", event_id="e") == run.run_id
+    # bob's by its window
+    workers.start(digest)
+    await batches(2)
+    assert sorted(got) == [("u", [0, 1], 2), ("u", [0, 1, 2], 3)]
+    for owner in ("ann", "bob"):
+        (listed,) = await client.list(owner=owner)
+        assert (listed.name, listed.owner) == ("worker_digest", owner)
+    with pytest.raises(ValueError, match="owner"):
+        await client.trigger(digest, {"user_id": "u", "n": 0}, owner="\ud800")
+
+
 async def test_a_window_closes_in_time_and_once_with_several_workers(workers: Workers) -> None:
     for _ in range(3):
         workers.start(digest)
@@ -295,6 +319,19 @@ async def test_a_body_feeds_a_trigger(workers: Workers) -> None:
     assert sorted(answer is None for answer in answers) == [False, False, True, True, True, True]
     await batches(2)
     assert sorted(number for _, numbers, _ in got for number in numbers) == list(range(6))
+
+
+async def test_a_body_feeds_for_its_runs_owner(workers: Workers) -> None:
+    worker = workers.start(digest, feeder)
+    runs = {}
+    for owner in ("", "ann", "bob"):
+        run = await worker.client.submit(feeder, {"numbers": [0, 1, 2]}, owner=owner)
+        runs[owner] = (await run.result(timeout=10))[-1]
+    assert None not in runs.values()
+    for owner, run_id in runs.items():
+        assert (await worker.client.detail(digest, run_id)).owner == owner
+    await batches(3)
+    assert got == [("f", [0, 1, 2], 3)] * 3
 
 
 async def test_a_body_that_feeds_the_same_id_again_gets_the_same_answer(workers: Workers) -> None:
@@ -532,6 +569,7 @@ async def test_ids_of_a_bodys_events_are_forgotten_once_their_answers_are_writte
     worker = workers.start(digest, feeder, side_by_side)
     for run in [
         await worker.client.submit(feeder, {"numbers": list(range(7))}),
+        await worker.client.submit(feeder, {"numbers": list(range(7))}, owner="ann"),
         await worker.client.submit(side_by_side),
     ]:
         await run.result(timeout=10)

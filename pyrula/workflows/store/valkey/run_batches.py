@@ -1,4 +1,5 @@
-"""Triggers on Valkey. Everything of one workflow and key lies on the shard of both; see docs/formats-runs.md."""
+"""Triggers on Valkey. Everything of one workflow and key lies on the shard of both, whoever owns it; see
+docs/formats-runs.md."""
 
 import asyncio
 import re
@@ -50,8 +51,8 @@ def batch_script(name: str) -> Script:
 
 
 @lru_cache(maxsize=4096)
-def _buffer(shards: int, name: str, key: str) -> Buffer:
-    return Buffer(name, shard_for(shards, name, key), digest("batch", name, key, size=16))
+def _buffer(shards: int, name: str, key: str, *owner: str) -> Buffer:
+    return Buffer(name, shard_for(shards, name, key), digest("batch", name, key, *owner, size=16))
 
 
 @lru_cache(maxsize=4096)
@@ -73,8 +74,8 @@ def due_key(namespace: str, shard: int, name: str) -> bytes:
 
 
 def _known(event: TriggerEvent) -> bytes:
-    """What stands for an event's id, which counts within its workflow and key."""
-    return digest("event", event.name, event.key, event.id, size=16).hex().encode()
+    """What stands for an event's id, which counts within its workflow, key and owner."""
+    return digest("event", *event.place, event.id, size=16).hex().encode()
 
 
 class ValkeyBatches:
@@ -87,7 +88,7 @@ class ValkeyBatches:
 
     async def feed(self, event: TriggerEvent) -> Fed:
         runs = self._runs
-        buffer = _buffer(runs.shards, event.name, event.key)
+        buffer = _buffer(runs.shards, *event.place)
         known = _known(event)
         window = event.window
         arguments = [
@@ -100,12 +101,13 @@ class ValkeyBatches:
             b"%d" % room_for(event.key),
             b"%d" % (runs.retention if event.lasting else max(OWN_ID_SECONDS, 2 * (self.retry_for + self.timeout))),
             known,
+            event.owner.encode(),
         ]
         batch, run_id, head = await self._batch_script("feed", buffer, arguments, [self._id_key(buffer, known)])
         return Fed(batch.decode(), run_id.decode(), _read(buffer, head))
 
     def forget_event(self, event: TriggerEvent) -> None:
-        buffer = _buffer(self._runs.shards, event.name, event.key)
+        buffer = _buffer(self._runs.shards, *event.place)
         answer = self._runs.funnel.ask(b"UNLINK", self._id_key(buffer, _known(event)))
         answer.add_done_callback(_ignored)
 
@@ -164,11 +166,11 @@ class ValkeyBatches:
             )
         )
         found = [
-            OpenBatch(loads(key), count, opened / 1e6, due / 1e6)
+            OpenBatch(loads(key), count, opened / 1e6, due / 1e6, owner.decode())
             for state in states
-            for key, count, opened, due in state
+            for key, count, opened, due, owner in state
         ]
-        return sorted(found)
+        return sorted(found, key=lambda batch: (batch.key, batch.owner))
 
     def _id_key(self, buffer: Buffer, known: bytes) -> bytes:
         return b"%bti:%b" % (tag(self._runs.namespace, buffer.shard), known)
@@ -185,9 +187,10 @@ class ValkeyBatches:
 def _read(buffer: Buffer, found: Sequence[Any] | None) -> EventBatch | None:
     if not found:
         return None
-    batch, params, count, reason, opened, event, plan, key = found
+    batch, params, count, reason, opened, event, plan, key, *owner = found
     told: Reason = reason.decode()
-    return EventBatch(buffer, batch.decode(), loads(key), params, count, told, opened / 1e6, event, plan)
+    owned = owner[0].decode() if owner else ""
+    return EventBatch(buffer, batch.decode(), loads(key), params, count, told, opened / 1e6, event, plan, owned)
 
 
 def _ignored(answer: "asyncio.Future[Any]") -> None:

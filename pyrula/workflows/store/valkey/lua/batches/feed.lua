@@ -1,5 +1,5 @@
 #!lua
--- Puts an event into the batch of its workflow and key.
+-- Puts an event into the batch of its workflow, key and owner.
 --
 -- KEYS  as in library.lua, 6 the event's id
 -- ARGV  as in library.lua
@@ -9,6 +9,7 @@
 --       9  bytes that the events of a batch may have, a comma for each included
 --       10 seconds for which the event's id is known
 --       11 what the event's id is called in a sealed batch
+--       12 owner or ''
 -- reply    {id of the batch that the event filled or '', id of its run if it is known or '', the first sealed batch if
 --          this event sealed one or false}
 --
@@ -32,7 +33,8 @@ if batch then
   redis.call('APPEND', EVENTS, ',' .. event)
 else
   batch = {
-    i = ARGV[3], k = ARGV[5], n = 0, b = 0, o = present, w = tonumber(ARGV[6]), m = tonumber(ARGV[7]), x = tonumber(ARGV[8])
+    i = ARGV[3], k = ARGV[5], n = 0, b = 0, o = present, w = tonumber(ARGV[6]), m = tonumber(ARGV[7]),
+    x = tonumber(ARGV[8]), u = ARGV[12] ~= '' and ARGV[12] or nil
   }
   redis.call('SET', EVENTS, event)
 end

@@ -1,14 +1,15 @@
 -- What the scripts of triggers share; put between the first line and the rest of each (run_batches.py), as far as it is
 -- needed there, with the clock that the scripts of runs have: now().
 --
--- KEYS  1 the shard's counters, 2 its open batches, 3 the events of this one, 4 the sealed batches of this workflow and
---       key, 5 when there is something to take, of this workflow, 6.. what the script names itself
--- ARGV  1 digest of workflow and key
+-- KEYS  1 the shard's counters, 2 its open batches, 3 the events of this one, 4 the sealed batches of this workflow,
+--       key and owner, 5 when there is something to take, of this workflow, 6.. what the script names itself
+-- ARGV  1 digest of workflow, key and owner
 --       2 microseconds for which a sealed batch is its taker's
 --
 -- An open batch is a packed table: i id, k the key's JSON, n events, b bytes of them, o when it was opened, d when it is
--- due, w window, m most events if it is a Collect, x longest wait if it has one; times in microseconds. A sealed one is
--- {id, params, count, reason, opened, id of the event that filled it, plan, key's JSON}.
+-- due, w window, m most events if it is a Collect, x longest wait if it has one, u owner if it has one; times in
+-- microseconds. A sealed one is {id, params, count, reason, opened, id of the event that filled it, plan, key's JSON,
+-- owner if it has one}.
 local META, OPEN, EVENTS, SEALED, DUE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local DIGEST, LEASE = ARGV[1], tonumber(ARGV[2])
 
@@ -23,7 +24,7 @@ end
 
 local function seal(batch, reason, event)
   local params = '{"key":' .. batch.k .. ',"events":[' .. redis.call('GET', EVENTS) .. '],"count":' .. batch.n .. '}'
-  redis.call('RPUSH', SEALED, cmsgpack.pack({batch.i, params, batch.n, reason, batch.o, event, '', batch.k}))
+  redis.call('RPUSH', SEALED, cmsgpack.pack({batch.i, params, batch.n, reason, batch.o, event, '', batch.k, batch.u}))
   redis.call('DEL', EVENTS)
   redis.call('HDEL', OPEN, DIGEST)
   redis.call('ZREM', DUE, 'o' .. DIGEST)
