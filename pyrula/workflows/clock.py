@@ -48,8 +48,10 @@ class ManualClock:
     def __init__(self, start: datetime | None = None) -> None:
         if start is None:
             start = datetime(2025, 1, 1, tzinfo=UTC)
-        if start.tzinfo is None:
-            raise ConfigurationError("ManualClock needs an aware start, such as datetime(2025, 1, 1, tzinfo=UTC)")
+        if not isinstance(start, datetime) or start.tzinfo is None:
+            raise ConfigurationError(
+                f"start= must be an aware datetime, such as datetime(2025, 1, 1, tzinfo=UTC), not {start!r}"
+            )
         self._start = start.astimezone(UTC)
         self._elapsed = 0.0
 

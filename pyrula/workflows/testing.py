@@ -6,8 +6,10 @@ deadline of a run when somebody waits for one, or as far as `advance` says. What
 
 import asyncio
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from typing import Any
 
 from pyrula.workflows.client import RunHandle
@@ -16,7 +18,7 @@ from pyrula.workflows.clock import ManualClock, SystemClock, to_seconds
 from pyrula.workflows.codec import loads
 from pyrula.workflows.context import Context
 from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step_of
-from pyrula.workflows.errors import NonDeterminismError, PyrulaError
+from pyrula.workflows.errors import NonDeterminismError, PyrulaError, PyrulaWarning
 from pyrula.workflows.execution import Output, replayed
 from pyrula.workflows.inline import Driver, Starter
 from pyrula.workflows.loops import give_back, prepare
@@ -26,7 +28,7 @@ from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
 from pyrula.workflows.store.memory import MemoryStore
 from pyrula.workflows.store.refusals import RunNotFoundError
 
-__all__ = ["History", "NothingMoves", "WorkflowTestEnv", "replay"]
+__all__ = ["History", "MockNameWarning", "NothingMoves", "WorkflowTestEnv", "replay"]
 
 
 _END_OF_TIME = datetime.max.replace(tzinfo=UTC).timestamp()  # no clock shows what comes after the year 9999
@@ -35,6 +37,10 @@ _UNTOLD = frozenset({RunStatus.SIGNAL_WAITING, RunStatus.INTERRUPT_WAITING, RunS
 
 class NothingMoves(PyrulaError):
     """What was waited for can't come: no run executes and none has a deadline. The text says what each waits for."""
+
+
+class MockNameWarning(PyrulaWarning):
+    """A step without a mock is about to run, and a name much like its own was mocked that no step has had so far."""
 
 
 class WorkflowTestEnv(Starter):
@@ -66,9 +72,9 @@ class WorkflowTestEnv(Starter):
     def mock(self, step: Callable[..., Any] | str, replacement: Callable[..., Any]) -> None:
         """Have this called instead of a step, which is a function or its name; it may be async, and may raise.
 
-        Name, retries and return annotation stay the step's own."""
-        name = step if isinstance(step, str) else step_of(step).name
-        self._driver.mocks[name] = replacement
+        Name, retries and return annotation stay the step's own. A step that runs itself while a much similar name is
+        mocked, and met by no step yet, gives a MockNameWarning."""
+        self._driver.mocks.add(step, replacement)
 
     async def advance(self, by: timedelta | float) -> None:
         """Move the clock. What falls due meanwhile does so at its own time, in order."""
@@ -104,7 +110,7 @@ class _VirtualDriver(Driver):
 
     def __init__(self, store: MemoryStore, clock: ManualClock) -> None:
         super().__init__(store, clock)
-        self.mocks: dict[str, Callable[..., Any]] = {}
+        self.mocks = _Mocks()
         self.sent_by_runs: list[Output] = []
         self.fired: list[tuple[str, str]] = []
         self._clock = clock
@@ -193,17 +199,53 @@ class _VirtualDriver(Driver):
         return told
 
 
+class _Mocks:
+    """What stands in for steps, by the step's name."""
+
+    def __init__(self) -> None:
+        self._replacements: dict[str, Callable[..., Any]] = {}
+        self._spelt: set[str] = set()  # given as text, so that they may be misspelt
+        self._met: set[str] = set()
+
+    def add(self, step: Callable[..., Any] | str, replacement: Callable[..., Any]) -> None:
+        if isinstance(step, str):
+            self._spelt.add(step)
+        name = step if isinstance(step, str) else step_of(step).name
+        self._replacements[name] = replacement
+
+    def of(self, definition: StepDefinition[..., Any]) -> Callable[..., Any] | None:
+        """None: the step itself is to run."""
+        self._met.add(definition.name)
+        return self._replacements.get(definition.name)
+
+    def perhaps_meant(self, definition: StepDefinition[..., Any]) -> str | None:
+        """The name that was mocked instead of this step's, by the look of it."""
+        unmet = self._spelt - self._met
+        function = getattr(definition.fn, "__name__", "")
+        if function in unmet:
+            return function
+        return next(iter(get_close_matches(definition.name, unmet, 1)), None)
+
+
 class _MockingContext(Context):
     """A ctx whose steps may be replaced."""
 
     __slots__ = ("_mocks",)
 
-    _mocks: dict[str, Callable[..., Any]]
+    _mocks: _Mocks
 
     async def step(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         definition = step_of(fn)
-        replacement = self._mocks.get(definition.name)
-        if replacement is not None:
+        replacement = self._mocks.of(definition)
+        if replacement is None:
+            if (mocked := self._mocks.perhaps_meant(definition)) is not None:
+                warnings.warn(
+                    f"step {definition.name!r} runs itself: it has no mock, and no step is named {mocked!r}, which has "
+                    f"one. If this one was meant, write env.mock({definition.name!r}, ...)",
+                    MockNameWarning,
+                    stacklevel=2,
+                )
+        else:
             definition = _replaced(definition, replacement)
         return await super().step(definition, *args, **kwargs)
 
@@ -217,9 +259,7 @@ def _replaced(definition: StepDefinition[..., Any], replacement: Callable[..., A
     return other
 
 
-def _with_mocks(
-    definition: WorkflowDefinition[Any, Any], mocks: dict[str, Callable[..., Any]]
-) -> WorkflowDefinition[Any, Any]:
+def _with_mocks(definition: WorkflowDefinition[Any, Any], mocks: _Mocks) -> WorkflowDefinition[Any, Any]:
     fn = definition.fn
 
     async def body(ctx: Context, *args: Any, **kwargs: Any) -> Any:
@@ -241,6 +281,10 @@ async def replay(
     Raises NonDeterminismError if they don't fit, ValueError if the body takes other params now. No step is executed:
     what the body asks for beyond its history is never answered. `timeout` is for a body that never comes to rest.
     """
+    if not isinstance(history, History):
+        raise TypeError(
+            f"replay() takes a History, not {history!r:.100}: `await handle.history()`, or History.load(path)"
+        )
     if workflow.name != history.name:
         raise ValueError(
             f"the history of run {history.run_id} is one of workflow {history.name!r}, not of {workflow.name!r}"

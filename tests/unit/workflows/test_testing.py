@@ -1,11 +1,14 @@
 """The test environment: time that moves when nothing else does, steps replaced, histories replayed."""
 
 import asyncio
+import warnings
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from pyrula.workflows import (
+    ConfigurationError,
     Context,
     DurableInvocationError,
     DurableInvocationTimeout,
@@ -16,7 +19,7 @@ from pyrula.workflows import (
     step,
     workflow,
 )
-from pyrula.workflows.testing import NothingMoves, WorkflowTestEnv, replay
+from pyrula.workflows.testing import MockNameWarning, NothingMoves, WorkflowTestEnv, replay
 
 DAY = timedelta(days=1)
 
@@ -161,6 +164,48 @@ async def test_a_step_can_be_replaced() -> None:
     assert attempts == [7, 7]
 
 
+@workflow(name="env_pay_twice")
+async def pay_twice(ctx: Context) -> list[str]:
+    async def refund(cents: int) -> str:
+        return f"re_{cents}"
+
+    return [await ctx.step(charge, 5), await ctx.step(step(name="give_back")(refund), 5)]
+
+
+@pytest.mark.parametrize(("misspelt", "real"), [("chareg", "charge"), ("refund", "give_back")])
+async def test_a_step_that_runs_beside_a_mock_of_a_misspelt_name_is_warned_of(misspelt: str, real: str) -> None:
+    env = WorkflowTestEnv()
+    if real != "charge":
+        env.mock(charge, lambda cents: "ch")
+    env.mock(misspelt, lambda cents: "mocked")
+    with pytest.warns(
+        MockNameWarning, match=rf"step '{real}' runs itself.* named '{misspelt}'.*env.mock\('{real}'"
+    ) as said:
+        await env.run_until_complete(await env.start(pay_twice))
+    assert {warning.filename for warning in said} == {__file__}
+
+
+async def test_mocks_of_steps_that_are_there_or_by_the_step_itself_are_not_warned_of() -> None:
+    @step
+    async def charges(cents: int) -> str:
+        return "not replaced"
+
+    @step
+    async def change(cents: int) -> str:
+        return "not replaced"
+
+    @workflow(name="env_near_names")
+    async def near_names(ctx: Context) -> list[str]:
+        return [await ctx.step(charge, 5), await ctx.step(charges, 5)]
+
+    env = WorkflowTestEnv()
+    env.mock("charge", lambda cents: "ch")
+    env.mock(change, lambda cents: "never asked for")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert await (await env.start(near_names)).result() == ["ch", "not replaced"]
+
+
 async def test_an_idle_environment_says_what_each_run_waits_for() -> None:
     env = WorkflowTestEnv()
     run = await env.start(waiter)
@@ -206,6 +251,17 @@ async def test_cancel_and_the_end_of_all_tasks() -> None:
     run = await env.start(trial, {"user": "ada"})
     assert await run.cancel() == "cancelled"
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_path_is_no_history() -> None:
+    with pytest.raises(TypeError, match=r"replay\(\) takes a History, not 'pay.json': .*History.load\(path\)"):
+        await replay(pay, "pay.json")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("start", ["2025", datetime(2025, 1, 1)])  # noqa: DTZ001
+def test_a_start_that_is_no_aware_datetime_is_refused(start: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"start= must be an aware datetime.*not ['d]"):
+        WorkflowTestEnv(start=start)
 
 
 async def test_a_history_is_replayed_against_todays_code() -> None:
