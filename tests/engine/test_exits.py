@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pyrula.workflows import Context, Retry, StepError, step
+from pyrula.workflows.store.payloads import failure_of
 from tests.engine.rig import MemoryHost, execution, play
 
 calls: list[Any] = []
@@ -37,6 +38,10 @@ def test_of_a_body(tasks: bool, kind: type[BaseException], suspends: bool) -> No
     assert outcome.status == "failed"
     assert isinstance(outcome.error, Exception)  # so that a retry may be made
     assert isinstance(outcome.error.__cause__, kind)
+    told = failure_of(outcome.error)
+    assert told[:2] == (kind.__name__, "3")
+    assert told.trace.endswith(f"\n{kind.__name__}: 3\n")
+    assert "OwnExit" not in told.trace
 
 
 @exits

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import StepDefinition
-from pyrula.workflows.engine.attempt import OwnExit, TimedOut, pause, start
+from pyrula.workflows.engine.attempt import TimedOut, pause, start
 from pyrula.workflows.engine.host import RunHost
 from pyrula.workflows.engine.run import Run
 from pyrula.workflows.errors import SerializationError, StepError
@@ -183,11 +183,8 @@ def error_from(entry: Entry) -> Exception:
 
 
 def _failure(name: str, attempts: int, failure: Exception) -> Answer:
-    if isinstance(failure, OwnExit):
-        kind = failure.kind
-    else:
-        cls = type(failure)
-        kind = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    cls = type(failure)
+    kind = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     kind, message = _clean(kind, _MESSAGE_LIMIT), _text(failure)
     trace = _clean("".join(traceback.format_exception(failure))[-_TRACE_LIMIT:], _TRACE_LIMIT)
     timed_out = isinstance(failure, TimedOut)

@@ -3,6 +3,7 @@
 Let through, it would end the process, and the next one as soon as it has the same record. What Ctrl-C raises goes on.
 """
 
+import functools
 import signal
 import threading
 from collections.abc import Coroutine
@@ -15,11 +16,20 @@ EXITS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
 class OwnExit(Exception):
-    """A BaseException of a body's or an attempt's own: a SystemExit, a CancelledError though nobody cancelled it."""
+    """A BaseException of a body's or an attempt's own: a SystemExit, a CancelledError though nobody cancelled it.
+
+    Its type has that one's name, which is what users find as the type of the error and in its trace."""
+
+    def __new__(cls, error: BaseException, whose: str = "the step") -> "OwnExit":
+        return super().__new__(_named(type(error).__qualname__), error, whose)
 
     def __init__(self, error: BaseException, whose: str = "the step") -> None:
-        self.kind = type(error).__qualname__
-        super().__init__(str(error) or f"{whose} raised {self.kind}")
+        super().__init__(str(error) or f"{whose} raised {type(error).__qualname__}")
+
+
+@functools.lru_cache(maxsize=64)
+def _named(name: str) -> type[OwnExit]:
+    return type(name, (OwnExit,), {"__module__": "builtins"})
 
 
 class Contained(Coroutine[Any, Any, Any]):
