@@ -47,6 +47,11 @@ class Cron:
     tz: str = "UTC"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.expression, str):
+            raise ConfigurationError(
+                f"Cron({self.expression!r}): an expression is a text of five fields, such as Cron('*/5 * * * *') for "
+                "every five minutes; for so many seconds there is Every(seconds)"
+            )
         try:
             ZoneInfo(self.tz)
         except (ValueError, OSError, LookupError, TypeError) as error:

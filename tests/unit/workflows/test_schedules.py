@@ -66,6 +66,11 @@ def test_expressions_that_mean_nothing_are_refused(expression: str) -> None:
         Cron(expression)
 
 
+def test_a_number_is_no_expression_and_the_fix_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"Cron\(5\): .*Cron\('\*/5 \* \* \* \*'\).* Every\(seconds\)"):
+        Cron(5)  # type: ignore[arg-type]
+
+
 def test_zones_and_intervals_that_mean_nothing_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="no time zone"):
         Cron("* * * * *", tz="Mars/Olympus")
