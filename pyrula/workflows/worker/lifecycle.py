@@ -46,7 +46,7 @@ _RETRY_OPEN_SECONDS: Final = 1.0
 
 @names_checked
 class WorkflowWorker:
-    """Executes submitted runs of these workflows.
+    """Executes submitted runs of these workflows, or of one.
 
     >>> worker = WorkflowWorker(workflows=[charge], store=ValkeyStore(url="valkey://localhost:6379"))
     >>> asyncio.run(worker.run())
@@ -59,7 +59,7 @@ class WorkflowWorker:
 
     def __init__(
         self,
-        workflows: Sequence[WorkflowDefinition[Any, Any]],
+        workflows: Sequence[WorkflowDefinition[Any, Any]] | WorkflowDefinition[Any, Any],
         *,
         store: RunStore,
         options: WorkerOptions | None = None,
@@ -70,7 +70,7 @@ class WorkflowWorker:
         self.clock = clock or SystemClock()
         self.id = _new_id()
         self.park_after = self.options.park_after
-        self._served = Served(workflows)
+        self._served = Served([workflows] if isinstance(workflows, WorkflowDefinition) else workflows)
         if not self._served.pairs:
             raise ConfigurationError("WorkflowWorker needs at least one workflow: workflows=[charge]")
         self._egress = (

@@ -322,6 +322,15 @@ def test_options() -> None:
         WorkerOptions(max_concurrency=0)
 
 
+async def test_one_workflow_needs_no_list() -> None:
+    worker = WorkflowWorker(two, store=MemoryStore())
+    running = asyncio.create_task(worker.run())
+    run = await worker.client.submit(two, {"name": "alone"})
+    assert len(await run.result(timeout=30)) == 2
+    worker.stop()
+    await running
+
+
 def test_a_workers_identity_is_new_each_time() -> None:
     ids = {WorkflowWorker([two], store=MemoryStore()).id for _ in range(10)}
     assert len(ids) == 10
