@@ -16,6 +16,12 @@ class BoundToTopics(Protocol):
     @property
     def workflow(self) -> WorkflowDefinition[..., Any]: ...
 
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def topics(self) -> tuple[str, ...]: ...
+
     def place_of(self, partition: int, topic: str | None) -> tuple[bytes, str]:
         """The source that a partition is in a store, and the address of its runs. `topic` None: its only one."""
 
@@ -32,5 +38,9 @@ async def record_run_id(
     incarnation = await store.incarnation(shard, address)
     run_id = str(RecordId(shard, address, offset, incarnation or 1))
     if incarnation is None:
-        raise RunNotFoundError(run_id)
+        raise RunNotFoundError(
+            run_id,
+            f"no worker of group {bound.group!r} has had partition {topic or bound.topics[0]}[{partition}] yet, as far "
+            "as this store knows: start one with this binding and this store, or ask again when it runs",
+        )
     return run_id

@@ -15,14 +15,15 @@ __all__ = [
 
 
 class RunNotFoundError(StoreError):
-    """No run has this id: it never had, its retention is over, or the text is no id at all."""
+    """No run has this id: it never had, its retention is over, or the text is no id at all. `why` says it if known."""
 
-    def __init__(self, run_id: object) -> None:
+    def __init__(self, run_id: object, why: str = "") -> None:
         self.run_id = run_id
-        super().__init__(f"no run has the id {run_id!r:.100}")
+        self.why = why
+        super().__init__(f"no run has the id {run_id!r:.100}{why and f': {why}'}")
 
-    def __reduce__(self) -> tuple[type["RunNotFoundError"], tuple[object]]:
-        return type(self), (self.run_id,)
+    def __reduce__(self) -> tuple[type["RunNotFoundError"], tuple[object, str]]:
+        return type(self), (self.run_id, self.why)
 
 
 class _Refused(StoreError):

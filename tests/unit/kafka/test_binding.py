@@ -6,7 +6,7 @@ import pytest
 
 from pyrula.kafka import Binding, BytesSerde, KafkaOptions, KafkaWorker, Record
 from pyrula.kafka.binding import check_bindings
-from pyrula.workflows import MemoryStore
+from pyrula.workflows import MemoryStore, RunNotFoundError, WorkflowClient
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.policies import Collect, Debounce, Limit, Rate, Retry
@@ -26,6 +26,13 @@ def refusal(**options: Any) -> str:
     with pytest.raises(ConfigurationError) as caught:
         bind(**options)
     return str(caught.value)
+
+
+async def test_a_record_run_before_any_worker_says_which_partition_no_worker_has_had() -> None:
+    client = WorkflowClient(MemoryStore())
+    for binding, topic in ((bind(), None), (bind(topic=None, topics=["returns", "orders"]), "orders")):
+        with pytest.raises(RunNotFoundError, match=r"no worker of group 'billing' has had partition orders\[3\] yet"):
+            await client.record_run(binding, 3, 0, topic=topic)
 
 
 def test_what_a_binding_says_when_nothing_is_said() -> None:

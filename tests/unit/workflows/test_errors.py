@@ -57,6 +57,7 @@ def test_a_step_error_says_what_happened() -> None:
     [
         StepError("charge", 2, "E", "m", "t", timed_out=True),
         StaleToken((3, 7)),
+        refusals.RunNotFoundError("r", "no worker has had it"),
         QueryError("r", "items", "E", "m"),
         UpdateRejected("r", "add", "u1", "E", "m"),
         UpdateError("r", "add", "u1", "E", "m"),
