@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import re
+import sys
 from datetime import UTC, datetime, timedelta
 
 from pyrula.cli.load import find_store
@@ -63,17 +64,28 @@ def ago_or_time(text: str) -> datetime | timedelta:
 def run(arguments: argparse.Namespace) -> int:
     store = find_store(arguments.store, arguments.namespace, arguments.shards)
     try:
-        asyncio.run(_show(WorkflowClient(store), arguments))
+        shown = asyncio.run(_show(WorkflowClient(store), arguments))
     except (PyrulaError, ValueError) as error:
         raise Problem(str(error)) from error
+    if not shown:
+        # not on stdout, which programs read
+        print(f"no runs{_of_those_asked_for(arguments)} in {store!r}", file=sys.stderr)
     return 0
 
 
-async def _show(client: WorkflowClient, arguments: argparse.Namespace) -> None:
+def _of_those_asked_for(arguments: argparse.Namespace) -> str:
+    asked = (arguments.name, arguments.status, arguments.owner, arguments.since, arguments.cursor)
+    return "" if all(each is None for each in asked) else " of those asked for"
+
+
+async def _show(client: WorkflowClient, arguments: argparse.Namespace) -> int:
+    """How many runs it has shown."""
+    shown = 0
     async with client:
         if arguments.counts:
-            _show_counts(await client.counts(arguments.name), arguments.json)
-            return
+            counts = await client.counts(arguments.name)
+            _show_counts(counts, arguments.json)
+            return counts.total
         left, cursor = arguments.limit, arguments.cursor
         while left > 0:
             page = await client.list(
@@ -85,11 +97,13 @@ async def _show(client: WorkflowClient, arguments: argparse.Namespace) -> None:
                 cursor=cursor,
             )
             _show_page(page, arguments.json)
+            shown += len(page)
             left, cursor = left - len(page), page.cursor
             if cursor is None:
-                return
+                return shown
         if not arguments.json:
             print(f"there are more: --cursor {cursor}")
+        return shown
 
 
 def _show_page(page: RunPage, as_json: bool) -> None:

@@ -60,6 +60,26 @@ async def test_it_lists_and_counts(server: Server, capsys: pytest.CaptureFixture
         await server.close()
 
 
+async def test_no_runs_are_told_of_beside_the_output(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        for arguments, said in (
+            ((), "no runs in ValkeyStore("),
+            (("--json",), "no runs in ValkeyStore("),
+            (("--name", "cart"), "no runs of those asked for in ValkeyStore("),
+        ):
+            assert await command(server, *arguments) == 0
+            told = capsys.readouterr()
+            assert told.out == ""
+            assert told.err.startswith(said)
+            assert f"namespace={server.namespace!r}" in told.err
+        await fill(server)
+        assert await command(server) == 0
+        assert capsys.readouterr().err == ""
+    finally:
+        await server.clear()
+        await server.close()
+
+
 def test_when_is_told_in_two_ways() -> None:
     assert ago_or_time("90s") == timedelta(seconds=90)
     assert ago_or_time("7d") == timedelta(days=7)
