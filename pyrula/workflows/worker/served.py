@@ -14,6 +14,10 @@ class Served:
 
     def __init__(self, workflows: Iterable[WorkflowDefinition[Any, Any]] = ()) -> None:
         self._definitions: dict[tuple[str, str], WorkflowDefinition[Any, Any]] = {}
+        if not isinstance(workflows, Iterable):
+            raise ConfigurationError(
+                f"workflows= must hold workflows, declared by @workflow: workflows=[charge], not {workflows!r}"
+            )
         for definition in workflows:
             if not isinstance(definition, WorkflowDefinition):
                 raise ConfigurationError(f"workflows= must hold workflows, declared by @workflow, not {definition!r}")

@@ -338,6 +338,8 @@ def test_a_workers_identity_is_new_each_time() -> None:
         WorkflowWorker([], store=MemoryStore())
     with pytest.raises(ConfigurationError, match="declared by @workflow"):
         Served([print])  # type: ignore[list-item]
+    with pytest.raises(ConfigurationError, match=r"declared by @workflow: workflows=\[charge\], not <built-in"):
+        WorkflowWorker(print, store=MemoryStore())  # type: ignore[arg-type]
 
 
 def test_of_several_versions_the_last_takes_unstamped_runs() -> None:
