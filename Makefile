@@ -11,7 +11,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(
 TESTS ?= tests
 ARGS ?=
 # how many processes run the tests; most of them wait for servers and sessions most of the time
-JOBS ?= 3
+JOBS ?= 5
 # how many orders the demo takes
 ORDERS ?= 10000
 

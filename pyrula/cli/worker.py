@@ -8,6 +8,7 @@ from pyrula.cli import unawaited
 from pyrula.cli.damper import Damper
 from pyrula.cli.load import find_worker
 from pyrula.kafka import KafkaWorker
+from pyrula.workflows import WorkflowWorker
 from pyrula.workflows.errors import PyrulaError
 
 __all__ = ["add_command"]
@@ -41,15 +42,22 @@ def run(arguments: argparse.Namespace) -> int:
         handler.addFilter(Damper())
     unawaited.told()
     worker = find_worker(arguments.worker)
-    log.info("waiting for the store: %r", worker.store)
-    if isinstance(worker, KafkaWorker):
-        for name, options in worker.clusters.items():
-            log.info("waiting for Kafka at %s (cluster %r)", options.bootstrap_servers, name)
     try:
-        asyncio.run(worker.run())
+        asyncio.run(_run(worker))
     except PyrulaError as error:
         log.error("%s", error)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+async def _run(worker: KafkaWorker | WorkflowWorker) -> None:
+    """Run it, and say what it waits for once a SIGTERM would be heard."""
+    running = asyncio.ensure_future(worker.run())
+    await asyncio.sleep(0)
+    log.info("waiting for the store: %r", worker.store)
+    if isinstance(worker, KafkaWorker):
+        for name, options in worker.clusters.items():
+            log.info("waiting for Kafka at %s (cluster %r)", options.bootstrap_servers, name)
+    await running

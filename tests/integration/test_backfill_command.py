@@ -175,13 +175,18 @@ def test_a_worker_takes_it_while_others_watch_pause_and_resume(shop: Shop) -> No
     before = shop.report("status", "b")[1]["completed"]
     assert 2 <= before < 39
     assert watching.poll() is None
+    seen = ""
+    while "backfill b: paused" not in seen:
+        assert watching.stderr is not None
+        line = watching.stderr.readline()
+        assert line, seen
+        seen += line
     assert shop.report("resume", "b")[1]["status"] == "running"
     # the same again, faster
     shop.backfill("--id", "b", "--detach", "--rate", "1000", "--max-concurrency", "16")
     said, err = watching.communicate(timeout=60)
     assert watching.returncode == 1, err
     assert "39 completed, 1 failed" in said
-    assert "backfill b: paused" in err
     worker.send_signal(signal.SIGTERM)
     worker.communicate(timeout=30)
     assert worker.returncode == 0
