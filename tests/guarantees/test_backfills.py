@@ -123,7 +123,13 @@ def test_a_frozen_worker_and_a_silent_store(kafka: str, topic_prefix: str, names
         frozen, other = (group.start("steps", 0.15, options=OPTIONS) for _ in range(2))
         group.wait_assigned(frozen, other)
         client.start(topic, max_concurrency=8)
-        client.wait(lambda report: report.completed >= records // 10, "it to be under way")
+        client.wait(
+            lambda report: (
+                report.completed >= records // 10
+                and len({one.worker for one in report.partitions if one.worker is not None}) == 2
+            ),
+            "both to be at work",
+        )
         frozen.freeze()
         time.sleep(OPTIONS["session_timeout"] + 3)
         frozen.wake()
