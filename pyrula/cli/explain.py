@@ -6,9 +6,8 @@ import dataclasses
 import json
 from datetime import datetime
 
-from pyrula.cli.load import find_store
-from pyrula.cli.numbers import count
 from pyrula.cli.problem import Problem
+from pyrula.cli.stores import add_store_arguments, store_of
 from pyrula.workflows import RunExplanation, WorkflowClient
 from pyrula.workflows.errors import PyrulaError
 
@@ -25,20 +24,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser = commands.add_parser("explain", help="say why a run isn't running", description=_HELP)
     parser.add_argument("workflow", metavar="WORKFLOW", help="the workflow's name")
     parser.add_argument("run_id", metavar="RUN", help="the run's id")
-    parser.add_argument(
-        "--store",
-        default="valkey://localhost:6379",
-        metavar="STORE",
-        help="a URL like valkey://localhost:6379 (the default), or MODULE:NAME of a store or a worker",
-    )
-    parser.add_argument("--namespace", metavar="NAME", help="of a store that is given by its URL (pyrula)")
-    parser.add_argument("--shards", type=count, metavar="N", help="of a store that is given by its URL (16)")
+    add_store_arguments(parser)
     parser.add_argument("--json", action="store_true", help="the facts, as one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    store = find_store(arguments.store, arguments.namespace, arguments.shards)
+    store = store_of(arguments)
     try:
         explanation = asyncio.run(_read(WorkflowClient(store), arguments))
     except PyrulaError as error:

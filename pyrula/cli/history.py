@@ -5,9 +5,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from pyrula.cli.load import find_store
 from pyrula.cli.numbers import count
 from pyrula.cli.problem import Problem
+from pyrula.cli.stores import add_store_arguments, store_of
 from pyrula.workflows import RunNotFoundError, WorkflowClient
 from pyrula.workflows.errors import PyrulaError
 from pyrula.workflows.store.history import History
@@ -27,21 +27,14 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser = commands.add_parser("history", help="save a run's history, to be replayed in tests", description=_HELP)
     parser.add_argument("workflow", metavar="WORKFLOW", help="the workflow's name")
     parser.add_argument("run_id", metavar="RUN", help="the run's id")
-    parser.add_argument(
-        "--store",
-        default="valkey://localhost:6379",
-        metavar="STORE",
-        help="a URL like valkey://localhost:6379 (the default), or MODULE:NAME of a store or a worker",
-    )
-    parser.add_argument("--namespace", metavar="NAME", help="of a store that is given by its URL (pyrula)")
-    parser.add_argument("--shards", type=count, metavar="N", help="of a store that is given by its URL (16)")
+    add_store_arguments(parser)
     parser.add_argument("--link", type=count, metavar="N", help="an earlier link of its chain; the first is 1")
     parser.add_argument("--out", metavar="FILE", help="write it there instead of to standard output")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    store = find_store(arguments.store, arguments.namespace, arguments.shards)
+    store = store_of(arguments)
     try:
         history = asyncio.run(_read(WorkflowClient(store), arguments))
     except PyrulaError as error:

@@ -7,9 +7,9 @@ import re
 import sys
 from datetime import UTC, datetime, timedelta
 
-from pyrula.cli.load import find_store
 from pyrula.cli.numbers import count
 from pyrula.cli.problem import Problem
+from pyrula.cli.stores import add_store_arguments, store_of
 from pyrula.workflows import RunCounts, RunPage, RunSummary, WorkflowClient
 from pyrula.workflows.errors import PyrulaError
 
@@ -24,14 +24,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("runs", help="list submitted runs", description=_HELP)
-    parser.add_argument(
-        "--store",
-        default="valkey://localhost:6379",
-        metavar="STORE",
-        help="a URL like valkey://localhost:6379 (the default), or MODULE:NAME of a store or a worker",
-    )
-    parser.add_argument("--namespace", metavar="NAME", help="of a store that is given by its URL (pyrula)")
-    parser.add_argument("--shards", type=count, metavar="N", help="of a store that is given by its URL (16)")
+    add_store_arguments(parser)
     parser.add_argument("--name", metavar="WORKFLOW", help="runs of this workflow only")
     parser.add_argument(
         "--status",
@@ -62,7 +55,7 @@ def ago_or_time(text: str) -> datetime | timedelta:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    store = find_store(arguments.store, arguments.namespace, arguments.shards)
+    store = store_of(arguments)
     try:
         shown = asyncio.run(_show(WorkflowClient(store), arguments))
     except (PyrulaError, ValueError) as error:

@@ -127,11 +127,11 @@ async def test_a_child_that_cannot_be_submitted_fails_the_run() -> None:
     life.begin()
 
     async def refuse(run: Any, request: Any) -> None:
-        raise NotImplementedError("no flow control yet")
+        raise RuntimeError("refused")
 
     life.host.submit = refuse  # type: ignore[method-assign]
     outcome = await life.end()
-    assert (outcome.status, repr(outcome.error)) == ("failed", "NotImplementedError('no flow control yet')")
+    assert (outcome.status, repr(outcome.error)) == ("failed", "RuntimeError('refused')")
 
 
 async def test_a_parent_that_is_cancelled_while_it_waits_for_a_child() -> None:
