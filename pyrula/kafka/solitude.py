@@ -6,7 +6,6 @@ runs already is waited for.
 """
 
 import asyncio
-import heapq
 import logging
 from collections.abc import Callable
 from itertools import count
@@ -41,19 +40,18 @@ class Solitude:
         if not self._asking and not self._taken:
             log.warning("a record that may have killed its process is to run alone; nothing else starts meanwhile")
             self._gathered = monotonic() + self._gather_seconds
-        heapq.heappush(self._asking, place)
+        self._asking.append(place)
         try:
             while still():
                 if monotonic() >= self._gathered:
                     self.wanted = True
-                    if not self._taken and self._asking[0] == place and self._in_progress() == 0:
+                    if not self._taken and min(self._asking) == place and self._in_progress() == 0:
                         self._taken = True
                         return True
                 await asyncio.sleep(LOOK_SECONDS)
             return False
         finally:
             self._asking.remove(place)
-            heapq.heapify(self._asking)
             if not self._taken:
                 self._open()
 

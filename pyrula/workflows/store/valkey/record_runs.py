@@ -4,7 +4,7 @@ What `RunSender` is asked about the run of a record is answered here, everything
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyrula.workflows.errors import LeaseLost
@@ -280,27 +280,22 @@ class ValkeyRecords(ValkeyRunHolder):
         )  # fmt: skip
 
     async def unpause(self, run_id: str) -> RunStatus:
-        record = RecordId.parse(run_id)
-        if record is None:
-            return await super().unpause(run_id)
-        found = await self._go_on(record, "unpause", encode_event("unpaused", self._runs.now()))
-        if found is None:
-            return await super().unpause(run_id)
-        verdict, status = found
-        if verdict == b"refused":
-            raise TransitionRefused(run_id, status, f"is {status}, not paused")
-        return status
+        status = await self._let_go_on(run_id, "unpause", lambda status: f"is {status}, not paused")
+        return await super().unpause(run_id) if status is None else status
 
     async def retry(self, run_id: str) -> RunStatus:
+        status = await self._let_go_on(run_id, "retry", lambda status: no_retry(run_id, status))
+        return await super().retry(run_id) if status is None else status
+
+    async def _let_go_on(self, run_id: str, verb: str, refusal: Callable[[RunStatus], str]) -> RunStatus | None:
+        """None for a run that is no record's, or that was handed over."""
         record = RecordId.parse(run_id)
-        if record is None:
-            return await super().retry(run_id)
-        found = await self._go_on(record, "retry", encode_event("unpaused", self._runs.now()))
+        found = None if record is None else await self._go_on(record, verb, encode_event("unpaused", self._runs.now()))
         if found is None:
-            return await super().retry(run_id)
+            return None
         verdict, status = found
         if verdict == b"refused":
-            raise TransitionRefused(run_id, status, no_retry(run_id, status))
+            raise TransitionRefused(run_id, status, refusal(status))
         return status
 
     async def _go_on(self, record: RecordId, verb: str, event: bytes) -> tuple[bytes, RunStatus] | None:
