@@ -18,7 +18,7 @@ class Proxy:
     ``requests``: "lose" swallows what a client sends, "hold" keeps it back until ``release()``, also after the client
     has gone. ``replies``: "lose" swallows what the server answers, "cut" closes the connection instead of passing it
     on. ``refuse``: a new connection is closed at once. ``cut_after``: the connection breaks when so many bytes of
-    replies have passed.
+    replies have passed. Each count is of reads from a connection: what was written at once counts once.
     """
 
     def __init__(self, server_url: str) -> None:
@@ -31,6 +31,7 @@ class Proxy:
         self.connections = 0
         self.held: list[tuple[bytes, asyncio.StreamWriter]] = []
         self._keep: set[asyncio.StreamWriter] = set()
+        self.passed_requests = 0
         self.lost_requests = 0
         self.lost_replies = 0
         self._listener: asyncio.Server | None = None
@@ -101,6 +102,7 @@ class Proxy:
                     self.held.append((data, server))
                     self._keep.add(server)
                 else:
+                    self.passed_requests += 1
                     server.write(data)
                     await server.drain()
         if server not in self._keep:

@@ -6,6 +6,7 @@ those whose workflow it has, bound or imported, and whose predicate it can impor
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -73,8 +74,8 @@ class BackfillService:
         self._clock = clock
         self._observer = observer
         self._only_given = only_given
-        # New at every start: what a former process held isn't ours.
-        self._worker = f"w-{secrets.token_hex(8)}"
+        # New at every start, since what a former process held isn't ours; an operator finds the process by it.
+        self._worker = f"kafka-{os.getpid()}-{secrets.token_hex(6)}"
         self._given: dict[str, Job] = {}
         self._left: set[tuple[str, bytes]] = set()
         self._running: dict[str, tuple[RunningBackfill, asyncio.Task[None]]] = {}

@@ -12,6 +12,7 @@ from pyrula.workflows.store.valkey import ValkeyStore
 from pyrula.workflows.store.valkey.run_claims import Tour
 from tests.conformance.runs.rig import SERVED, Rig
 from tests.conformance.server import Server
+from tests.services.valkey import ValkeyServer
 
 BIG, SMALL = 600, 50
 
@@ -97,7 +98,11 @@ async def test_life_on_many_shards(rig: Rig) -> None:
     assert await rig.die() == 20
 
 
-async def test_no_walk_over_the_keyspace(rig: Rig, server: Server) -> None:
+async def test_no_walk_over_the_keyspace(own_valkey: ValkeyServer, namespace: str) -> None:
+    server = Server(own_valkey.url, namespace)
+    store = ValkeyStore(server.url, namespace=namespace)
+    await store.open()
+    rig = Rig(store, store)
     before = [await server.calls(command) for command in ("keys", "scan")]
     await asyncio.gather(*(rig.submit() for _ in range(20)))
     for run in (await rig.store.claim("w", SERVED, 20)).runs:
@@ -105,6 +110,9 @@ async def test_no_walk_over_the_keyspace(rig: Rig, server: Server) -> None:
         await rig.complete(run.lease)
     await rig.store.heartbeat("w", {})
     assert [await server.calls(command) for command in ("keys", "scan")] == before
+    await store.close()
+    await server.clear()
+    await server.close()
 
 
 def test_a_tour_asks_for_no_more_than_wanted_and_serves_every_seat_in_turn() -> None:
