@@ -6,7 +6,9 @@ thread started the server, it kills the server and removes its folder.
 """
 
 import contextlib
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,6 +22,10 @@ from pathlib import Path
 _WATCHDOG = 'read -r _; kill -9 "$1" 2>/dev/null; rm -rf "$2"'
 # in a child's folder: what it printed, over all its runs
 LOG = "output.txt"
+# how many processes may draw ports side by side
+_PROCESSES = 16
+# from anywhere on, since another run of the tests may be going on
+_draws = itertools.count(random.SystemRandom().randrange(10_000))
 
 
 class ServiceUnavailable(Exception):
@@ -31,11 +37,23 @@ class StartFailed(Exception):
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of 127.0.0.1 that nobody listened on a moment ago.
+
+    Not one that the kernel gives to outgoing connections: such a port may be taken before the server is up or while it
+    restarts, even by a client that tries to reach the server and so connects to itself. Processes that run tests side
+    by side (pytest-xdist names them gw0, gw1, ...) draw from parts of their own.
+    """
+    low, high = 20_000, 32_000
+    share = (high - low) // _PROCESSES
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
+    for number in _draws:
+        port = low + process * share + number % share
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            # as a server binds that may follow another one on its port
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("the numbers never end")
 
 
 def temporary_folder(prefix: str) -> Path:

@@ -12,11 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from tests.services.child import Child, StartFailed, free_port, remove_folder, temporary_folder
+from tests.services.child import Child, StartFailed, free_port
 from tests.services.kafka_jars import find_jars, find_java
+from tests.services.server import LocalServer, Service
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
@@ -54,7 +53,7 @@ NODE_SETTINGS = {
 }
 
 
-class KafkaServer:
+class KafkaServer(LocalServer):
     """One broker. ``with KafkaServer() as kafka: ... kafka.bootstrap``; settings override those of the node.
 
     `node` is its number among the `voters`, which are ``node@host:port`` of every controller; alone it is number 1.
@@ -70,22 +69,17 @@ class KafkaServer:
         controller_port: int | None = None,
         voters: Sequence[str] = (),
     ) -> None:
+        super().__init__("kafka", patience=30)
         self._settings = dict(settings or {})
         self._heap_mb = heap_mb
         self._port = port if port is not None else free_port()
         self._controller_port = controller_port if controller_port is not None else free_port()
         self.node = node
         self._voters = ",".join(voters) or f"{node}@127.0.0.1:{self._controller_port}"
-        self._folder: Path | None = None
-        self._child: Child | None = None
 
     @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        return self._running().pid
 
     def start(self) -> None:
         """Start and wait until the broker answers a request; the first start formats its folder."""
@@ -99,59 +93,14 @@ class KafkaServer:
     def launch(self) -> None:
         """Start without waiting: a node of a cluster is ready only when most of the others run."""
         java, jars = find_java(), find_jars()
-        if self._folder is None:
-            self._folder = temporary_folder("kafka")
-            self._format(java, jars, self._folder)
+        properties = self.folder / "server.properties"
+        if not properties.exists():
+            self._format(java, jars, properties)
         command = [java, f"-Xmx{self._heap_mb}m", f"-Xms{self._heap_mb // 2}m", "-XX:+UseSerialGC"]
-        command += [*_java_options(jars), "kafka.Kafka", str(self._folder / "server.properties")]
-        self._child = Child(command, folder=self._folder)
+        command += [*_java_options(jars), "kafka.Kafka", str(properties)]
+        self._child = Child(command, folder=self.folder)
 
-    def stop(self) -> None:
-        """End the broker and remove its data."""
-        self.kill()
-        if self._folder is not None:
-            remove_folder(self._folder)
-            self._folder = None
-
-    def shut_down(self) -> None:
-        """A clean end as an operator would: SIGTERM. The data stays for `start()`."""
-        self._running().stop(timeout=30)
-        self._child = None
-
-    def kill(self) -> None:
-        """SIGKILL. The data stays for `start()`."""
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
-
-    def restart(self) -> None:
-        """Shut down and start on the same port and data; after `kill()`, only start."""
-        if self._child is not None:
-            self.shut_down()
-        self.start()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def log_tail(self) -> str:
-        return self._child.log_tail() if self._child is not None else ""
-
-    def _running(self) -> Child:
-        if self._child is None:
-            raise RuntimeError("this KafkaServer is not running")
-        return self._child
-
-    def _format(self, java: str, jars: Path, folder: Path) -> None:
+    def _format(self, java: str, jars: Path, properties: Path) -> None:
         listeners = f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{self._controller_port}"
         settings = {
             **NODE_SETTINGS,
@@ -162,10 +111,9 @@ class KafkaServer:
             "listeners": listeners,
             "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
             "controller.quorum.voters": self._voters,
-            "log.dirs": str(folder / "data"),
+            "log.dirs": str(self.folder / "data"),
             **self._settings,
         }
-        properties = folder / "server.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         command = [java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *_java_options(jars)]
         command += ["kafka.tools.StorageTool", "format", "--cluster-id", _CLUSTER, "--config", str(properties)]
@@ -174,7 +122,7 @@ class KafkaServer:
             raise StartFailed(f"Kafka's folder could not be formatted:\n{(done.stdout + done.stderr)[-2000:]}")
 
 
-class KafkaCluster:
+class KafkaCluster(Service):
     """Brokers that replicate: three copies of everything, two of which must be written.
 
     ``with KafkaCluster() as cluster: ... cluster.bootstrap, cluster.brokers[0].restart()``
@@ -216,19 +164,6 @@ class KafkaCluster:
     def stop(self) -> None:
         """End the brokers and remove their data."""
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def _java_options(jars: Path) -> list[str]:

@@ -12,10 +12,10 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
-from tests.services.child import Child, ServiceUnavailable, StartFailed, free_port, remove_folder, temporary_folder
+from tests.services.child import Child, ServiceUnavailable, StartFailed, free_port
+from tests.services.server import LocalServer
 
 VALKEY_MINIMUM = (7, 2)
 _START_TIMEOUT = 20.0
@@ -55,8 +55,11 @@ def _version(binary: str) -> tuple[int, int] | None:
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
-class ValkeyServer:
-    """One Valkey. ``with ValkeyServer(appendonly=True) as valkey: ... valkey.url``"""
+class ValkeyServer(LocalServer):
+    """One Valkey. ``with ValkeyServer(appendonly=True) as valkey: ... valkey.url``
+
+    The append-only file lies in the folder's ``appendonlydir``.
+    """
 
     def __init__(
         self,
@@ -67,13 +70,12 @@ class ValkeyServer:
         port: int | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__("valkey", patience=10)
         self._appendonly = appendonly
         self._appendfsync = appendfsync
         self._settings = dict(settings or {})
         self._port = port if port is not None else free_port()
         self._env = env
-        self._folder: Path | None = None
-        self._child: Child | None = None
 
     @property
     def url(self) -> str:
@@ -84,39 +86,18 @@ class ValkeyServer:
         return self._port
 
     @property
-    def running(self) -> bool:
-        return self._child is not None and self._child.running
-
-    @property
-    def folder(self) -> Path:
-        """Where its files are: the append-only file in ``appendonlydir``."""
-        if self._folder is None:
-            raise RuntimeError("this ValkeyServer was not started")
-        return self._folder
-
-    @property
     def socket_path(self) -> str:
         """The server's Unix socket (mode 700, in the server's own folder)."""
-        if self._folder is None:
-            raise RuntimeError("this ValkeyServer was not started")
-        return str(self._folder / "valkey.sock")
-
-    @property
-    def pid(self) -> int:
-        if self._child is None:
-            raise RuntimeError("this ValkeyServer is not running")
-        return self._child.pid
+        return str(self.folder / "valkey.sock")
 
     def start(self) -> None:
         binary = find_valkey()
-        if self._folder is None:
-            self._folder = temporary_folder("valkey")
         settings = {
             "bind": "127.0.0.1",
             "port": str(self._port),
             "unixsocket": self.socket_path,
             "unixsocketperm": "700",
-            "dir": str(self._folder),
+            "dir": str(self.folder),
             "daemonize": "no",
             # no snapshots: what survives a kill is what the append-only file promises, nothing by chance
             "save": "",
@@ -127,45 +108,8 @@ class ValkeyServer:
         command = [binary]
         for name, value in settings.items():
             command += [f"--{name}", value]
-        self._child = Child(command, folder=self._folder, env=self._env)
+        self._child = Child(command, folder=self.folder, env=self._env)
         self._child.wait_ready(lambda: valkey_answers("127.0.0.1", self._port), name="Valkey", timeout=_START_TIMEOUT)
-
-    def stop(self) -> None:
-        """End the server and remove its data."""
-        self.kill()
-        if self._folder is not None:
-            remove_folder(self._folder)
-            self._folder = None
-
-    def shut_down(self) -> None:
-        """A clean end: SIGTERM. The data folder stays for `start()`."""
-        if self._child is not None:
-            self._child.stop(timeout=10)
-            self._child = None
-
-    def kill(self) -> None:
-        """SIGKILL. The data folder stays for `start()`."""
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
-
-    def restart(self) -> None:
-        """Shut down and start on the same port and data folder; after `kill()`, only start."""
-        self.shut_down()
-        self.start()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def valkey_answers(host: str, port: int, *, timeout: float = 2.0) -> bool:

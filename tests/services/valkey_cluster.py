@@ -5,12 +5,12 @@ so that a test may look at what happens in between.
 """
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import redis
 
 from tests.services.child import StartFailed, free_port
+from tests.services.server import Service
 from tests.services.valkey import ValkeyServer
 from tests.services.waiting import wait_until
 
@@ -49,7 +49,7 @@ class ClusterNode:
         return str(dict(line.split(":", 1) for line in lines)["cluster_state"])
 
 
-class ValkeyCluster:
+class ValkeyCluster(Service):
     """``with ValkeyCluster(replicas=1) as cluster: ... cluster.url``; the slots are shared out evenly."""
 
     def __init__(
@@ -143,16 +143,3 @@ class ValkeyCluster:
     def stop(self) -> None:
         for node in self.nodes:
             node.server.stop()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
