@@ -4,15 +4,16 @@ import asyncio
 import io
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from datetime import datetime, timedelta
 from typing import Any
 
-from pyrula.workflows import SystemClock
+from pyrula.workflows import Clock, SystemClock
 from pyrula.workflows import execution as engine
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.execution import Execution, Outcome, install
 from pyrula.workflows.replay.journal import DELIVERIES, Entry, Journal, encode_row
 
-WATCHDOG_SECONDS = 20.0
+WATCHDOG_SECONDS = 60.0
 
 Rows = list[tuple[int, bytes]]
 
@@ -46,6 +47,13 @@ class MemoryHost:
     def kinds(self) -> list[tuple[str, str, str]]:
         """What was appended, in short."""
         return [(entry.kind, entry.op, entry.name) for entry in self.entries]
+
+
+class LaterClock(SystemClock):
+    """The machine's clock an hour later: what was to last so long is over."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(hours=1)
 
 
 class Stuck(AssertionError):
@@ -124,13 +132,14 @@ def play(
     tasks: bool | None = None,
     noise: random.Random | None = None,
     host: MemoryHost | None = None,
+    clock: Clock | None = None,
 ) -> tuple[Outcome, MemoryHost]:
     """Runs a body to its end in a fresh loop. `tasks`: with the full machinery from the start, or not."""
     host = MemoryHost(rows or ()) if host is None else host
 
     async def main() -> Outcome:
         asyncio.get_running_loop().set_exception_handler(_ignore)
-        run = execution(body, host, rows=rows)
+        run = execution(body, host, rows=rows, clock=clock or SystemClock())
         if tasks is not None:
             with_tasks(run, tasks)
         run.args = args
@@ -142,6 +151,24 @@ def play(
                 spinner.cancel()
 
     return in_new_loop(main), host
+
+
+def begin(body: Callable[..., Coroutine[Any, Any, Any]], *, rows: int, tasks: bool | None = None) -> Rows:
+    """What a body journals until it is cut, which is when there are so many rows."""
+    host = MemoryHost()
+
+    async def main() -> None:
+        run = execution(body, host)
+        if tasks is not None:
+            with_tasks(run, tasks)
+        running = asyncio.ensure_future(watched(run))
+        while len(host.rows) < rows and not running.done():  # noqa: ASYNC110 - a turn of the loop brings a row
+            await asyncio.sleep(0)
+        run.cut()
+        assert (await running).status == "cut"
+
+    in_new_loop(main)
+    return sorted(host.rows.items())
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

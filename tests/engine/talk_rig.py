@@ -22,7 +22,7 @@ from pyrula.workflows.store.messages import Applied, Child, Interrupt, Kind, Mes
 from pyrula.workflows.store.payloads import encode_query, read_answer
 from tests.engine.rig import dump
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 Definition = WorkflowDefinition[Any, Any]
 

@@ -26,7 +26,7 @@ async def cancelled(body: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -
     """The outcome of a run that is cancelled once it waits, after it was replayed from every part of its journal."""
     life = Life(body, *args)
     life.begin()
-    await asyncio.sleep(0.03)
+    await life.settle()
     assert not life.task.done()
     life.send("cancel", message_id="cancel")
     outcome = await life.end()
@@ -79,7 +79,7 @@ async def test_where_the_body_waits(wait: str) -> None:
 
     life = Life(body)
     life.begin()
-    await asyncio.sleep(0.03)
+    await life.settle()
     life.send("cancel", message_id="cancel")
     outcome = await life.end()
     assert outcome.status == "cancelled"

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -113,7 +112,10 @@ async def test_a_plain_await_that_never_ends_is_an_error_after_a_limit(
     assert "none will follow" in str(outcome.error)
 
 
-async def test_a_body_that_waits_for_nothing_of_its_own_raises_at_once(prepared: None) -> None:
+async def test_a_body_that_waits_for_nothing_of_its_own_raises_at_once(
+    prepared: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "OUTSIDE_WARNING", 3600)
     replaying = False
 
     async def body(ctx: Context) -> int:
@@ -125,10 +127,8 @@ async def test_a_body_that_waits_for_nothing_of_its_own_raises_at_once(prepared:
     host = MemoryHost()
     await watched(with_tasks(execution(body, host)))
     replaying = True
-    began = time.monotonic()
     outcome = await watched(with_tasks(execution(body, MemoryHost(), rows=sorted(host.rows.items()))))
     assert outcome.status == "paused"
-    assert time.monotonic() - began < 0.9
 
 
 async def test_a_lock_that_others_share_is_waited_for_a_while(prepared: None, monkeypatch: pytest.MonkeyPatch) -> None:

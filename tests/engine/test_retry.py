@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from pyrula.workflows import Context, Retry, SerializationError, StepError, step
+from pyrula.workflows import Context, ManualClock, Retry, SerializationError, StepError, step
 from pyrula.workflows.execution import Execution
 from tests.engine.rig import MemoryHost, execution, watched
+from tests.services.waiting import wait_until_async
 
 log: list[Any] = []
 pytestmark = pytest.mark.usefixtures("prepared")
@@ -186,13 +187,16 @@ async def test_a_timeout_begins_anew_and_a_sleep_does_not() -> None:
 
     async def body(ctx: Context) -> Any:
         await ctx.sleep(0.001)
-        async with ctx.timeout(0.1):
+        async with ctx.timeout(3600):
             return await ctx.step(flaky.step)
 
-    host = MemoryHost()
-    run = execution(body, host)
-    assert (await watched(run)).status == "failed"
-    await asyncio.sleep(0.12)
+    host, clock = MemoryHost(), ManualClock()
+    run = execution(body, host, clock=clock)
+    running = asyncio.ensure_future(watched(run))
+    await wait_until_async(lambda: host.rows, description="the sleep")
+    clock.advance(1)
+    assert (await running).status == "failed"
+    clock.advance(4000)
     again = run.retry()
     kinds = [data.split(b'"')[1:6:2] for _, data in sorted(host.rows.items())]
     assert [b"deadline", b"1", b"sleep"] in kinds

@@ -175,7 +175,7 @@ class Case:
         world, self.world = self.world, World()
         rows = sorted(stored.rows.items())
         async with replayed(self.life.definition, self.life.run_id, {}, rows, clock=self.life.clock) as run:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 answer = await run.query("trace", encode_query((), {}, "q"))
         started, self.world = self.world.started, world
         assert started == []

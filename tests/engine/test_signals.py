@@ -7,6 +7,7 @@ import pytest
 
 from pyrula.workflows import Context, Retry, step
 from tests.engine.talk_rig import Life
+from tests.services.waiting import wait_until_async
 
 pytestmark = pytest.mark.usefixtures("prepared")
 
@@ -50,7 +51,7 @@ async def test_a_run_that_waits_is_parked_and_goes_on_elsewhere() -> None:
 
     life = Life(body)
     life.begin()
-    await asyncio.sleep(0.05)
+    await life.settle()
     assert life.host.idles == 1
     assert await life.park() == (("signal", "go", None),)
     life.stored.put("signal", "go", 7)
@@ -91,7 +92,7 @@ async def test_a_long_sleep_is_parked_and_a_short_one_not() -> None:
 
     life = Life(body)
     life.begin()
-    await asyncio.sleep(0.1)
+    await wait_until_async(lambda: life.host.idles, description="the long sleep")
     ((kind, _, deadline),) = await life.park()
     assert kind == "sleep"
     assert deadline == pytest.approx(life.clock.now().timestamp() + 30 * 24 * 3600, abs=1)

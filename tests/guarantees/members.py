@@ -89,7 +89,7 @@ class Members:
     def lines(self) -> list[Line]:
         return read_lines(self.log)
 
-    def wait_for(self, what: str, *, count: int = 1, timeout: float = 40.0, pid: int | None = None) -> None:
+    def wait_for(self, what: str, *, count: int = 1, timeout: float = 90.0, pid: int | None = None) -> None:
         """So many lines of a kind (``done`` stands for any attempt)."""
 
         def found() -> bool:
@@ -98,12 +98,12 @@ class Members:
 
         wait_until(found, description=f"{count} lines of {what}", timeout=timeout, interval=0.1)
 
-    def wait_assigned(self, *workers: WorkerProcess, timeout: float = 40.0) -> None:
+    def wait_assigned(self, *workers: WorkerProcess, timeout: float = 90.0) -> None:
         """Each of the workers has had an assignment."""
         for worker in workers:
             self.wait_for("assigned", pid=worker.pid, timeout=timeout)
 
-    def wait_drained(self, *, timeout: float = 60.0) -> None:
+    def wait_drained(self, *, timeout: float = 90.0) -> None:
         self.topics.wait_committed(self.topic, self.topic, timeout=timeout)
 
     def committed(self) -> dict[int, int]:

@@ -82,7 +82,7 @@ async def test_none_is_lost_when_the_file_is_cut_to_the_last_fsync(
     await wait_until_async(all_went, description="all to complete", timeout=120, interval=0.5)
     again.stop()
     await working
-    results = [await run.result(timeout=5) for run in runs]
+    results = [await run.result(timeout=60) for run in runs]
     await client_store.close()
     assert results == [f"v{n} went" for n in range(RECORDS)]
     assert sorted(done) == sorted(f"reserve v{n}" for n in range(RECORDS))

@@ -146,7 +146,7 @@ async def test_a_signal_outlives_the_worker_that_had_the_record(
         run = await patiently(lambda: client.record_run(binding, 0, 0), RunNotFoundError)
         if before == "waiting":
             await asyncio.to_thread(topics.produce, topic, [Message(b"k", b"x")])
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while await run.status() != "signal_waiting":  # noqa: ASYNC110 - of another process
                     await asyncio.sleep(0.05)
         worker.kill()

@@ -22,7 +22,7 @@ JSON = {"Content-Type": "application/json"}
 MIB = 1024 * 1024
 
 
-async def raw(url: str, data: bytes, *, read: bool = True, seconds: float = 20) -> bytes:
+async def raw(url: str, data: bytes, *, read: bool = True, seconds: float = 60) -> bytes:
     """Bytes to the server as they are; all that it answers until it closes."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)

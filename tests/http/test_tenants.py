@@ -229,7 +229,7 @@ async def answered(http: httpx.AsyncClient, request: dict[str, Any], headers: di
     answer = await http.send(asked, stream=True)
     said = json.dumps(dict(answer.headers))
     try:
-        async with asyncio.timeout(0.3 if "event-stream" in said else 20):
+        async with asyncio.timeout(0.3 if "event-stream" in said else 60):
             async for chunk in answer.aiter_text():
                 said += chunk
     except TimeoutError:

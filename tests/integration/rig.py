@@ -87,7 +87,7 @@ class Rig:
         if failure is not None:
             raise failure
 
-    async def until(self, predicate: Callable[[], Any], description: str, timeout: float = 30.0) -> Any:
+    async def until(self, predicate: Callable[[], Any], description: str, timeout: float = 90.0) -> Any:
         """The predicate's first true value, with the patience that a busy machine needs; raises what ends a worker."""
 
         async def look() -> Any:
@@ -123,13 +123,13 @@ class Rig:
         committed = await self.committed()
         return committed[partition].offset if partition in committed else 0
 
-    async def until_committed(self, offset: int, partition: int = 0, *, timeout: float = 30.0) -> None:
+    async def until_committed(self, offset: int, partition: int = 0, *, timeout: float = 90.0) -> None:
         async def reached() -> bool:
             return await self.offset(partition) >= offset
 
         await self.until(reached, f"{self.topic}[{partition}] to be committed up to {offset}", timeout)
 
-    async def until_drained(self, *, timeout: float = 30.0) -> None:
+    async def until_drained(self, *, timeout: float = 90.0) -> None:
         """The committed offset of every partition is the log's end."""
         ends = await asyncio.to_thread(self.topics.ends, self.topic)
 

@@ -266,15 +266,15 @@ async def test_a_worker_waits_for_its_own_backfill_until_it_is_stopped(rig: Rig)
     backfill = asyncio.create_task(
         worker.backfill(Backfill(rig.binding(waiting), id="b", start=0, end=5), on_progress=shown.append)
     )
-    report = await asyncio.wait_for(backfill, 30)
+    report = await asyncio.wait_for(backfill, 60)
     assert (report.status, report.completed) == ("completed", 5)
     assert shown[-1] == report
     backfill = asyncio.create_task(worker.backfill(Backfill(rig.binding(waiting), id="c")))
     await rig.until(lambda: len(runs) >= 15, "it to wait at record 5")
     worker.stop()
-    await asyncio.wait_for(running, 30)
+    await asyncio.wait_for(running, 60)
     with pytest.raises(Exception, match="the worker stopped before backfill c was over; the same id goes on"):
-        await asyncio.wait_for(backfill, 30)
+        await asyncio.wait_for(backfill, 60)
 
 
 async def test_a_fault_of_the_body_in_one_backfill_leaves_live_records_alone(

@@ -62,7 +62,7 @@ class Dev:
             self._lines.put(line)
         self._lines.put(None)
 
-    def until(self, pattern: str, seconds: float = 30.0) -> str:
+    def until(self, pattern: str, seconds: float = 60.0) -> str:
         """The first line from here on that has this in it."""
         deadline = time.monotonic() + seconds
         while True:

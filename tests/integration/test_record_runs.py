@@ -303,7 +303,7 @@ async def test_a_queued_record_is_cancelled_at_once(rig: Rig, client: WorkflowCl
         await reaches(rig, first, "signal_waiting")
         assert await second.cancel() == "cancelled"
         with pytest.raises(DurableInvocationCancelled):
-            await second.result(timeout=5)
+            await second.result(timeout=60)
         await first.signal("paid", "ada")
         await rig.until_committed(2)
     assert executed == ["reserve o1", "ship o1 to ada"]
@@ -467,12 +467,12 @@ async def test_what_is_kept(rig: Rig, client: WorkflowClient, keep: str) -> None
                 await failed.status()
         else:
             with pytest.raises(DurableInvocationError, match="no o1"):
-                await failed.result(timeout=10)
+                await failed.result(timeout=60)
             assert (await failed.detail()).error.type == "ValueError"  # type: ignore[union-attr]
             with pytest.raises(TransitionRefused, match="dead-letter"):
                 await failed.retry()
         if keep == "all":
-            assert await completed.result(timeout=10) == "o2"
+            assert await completed.result(timeout=60) == "o2"
         else:
 
             async def gone() -> bool:
@@ -512,7 +512,7 @@ async def test_continuing_as_new_is_refused_with_the_way_out(rig: Rig, client: W
         await rig.until_committed(1)
         run = await first_run(rig, client, binding)
         with pytest.raises(DurableInvocationError, match="start_child"):
-            await run.result(timeout=10)
+            await run.result(timeout=60)
     assert len(await rig.read(rig.letters)) == 1
 
 

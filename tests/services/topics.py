@@ -243,7 +243,7 @@ class Topics:
         node = self._admin.describe_consumer_groups([group])[group].result(_TIMEOUT).coordinator
         return f"{node.host}:{node.port}"
 
-    def wait_committed(self, group: str, topic: str, *, timeout: float = 30.0) -> None:
+    def wait_committed(self, group: str, topic: str, *, timeout: float = 90.0) -> None:
         """Wait until the group has committed the end of every partition that isn't empty."""
         ends = {partition: end for partition, end in self.ends(topic).items() if end > 0}
 
@@ -253,7 +253,7 @@ class Topics:
 
         wait_until(at_end, description=f"group {group} to commit the end of {topic}", timeout=timeout, interval=0.1)
 
-    def compact(self, topic: str, *, timeout: float = 30.0) -> list[Stored]:
+    def compact(self, topic: str, *, timeout: float = 90.0) -> list[Stored]:
         """Make the cleaner compact a COMPACTED topic and return what it keeps: the last record of each key.
 
         The cleaner leaves the segment being written alone, and only a write rolls a segment: so records with the key

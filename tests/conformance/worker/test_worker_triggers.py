@@ -71,7 +71,7 @@ async def test_the_event_that_completes_a_batch_gets_its_run(workers: Workers) -
     # without any worker so far
     assert await run.status() == "queued"
     workers.start(digest)
-    assert await run.result(timeout=10) == 3
+    assert await run.result(timeout=60) == 3
     assert got == [("u", [0, 1, 2], 3)]
     assert (await run.detail()).metadata["batch"]["reason"] == "max_events"
     again = await client.trigger("worker_digest", {"user_id": "v", "n": 0}, event_id="e")
@@ -162,7 +162,7 @@ async def test_a_batch_whose_taker_died_is_taken_by_another_worker(workers: Work
 
     # sealed and taken, and no run yet
     store.plan_batch = never
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), 60)
     await workers.kill(dying)
     workers.start(digest)
     await batches(1)
@@ -189,7 +189,7 @@ async def test_a_sender_that_dies_as_its_event_fills_a_batch_leaves_one_run(work
 
     setattr(store, verb, half)
     sending = asyncio.create_task(dying.trigger(digest, {"user_id": "u", "n": 2}, event_id="last"))
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), 60)
     sending.cancel()
     await asyncio.wait([sending])
     workers.start(digest)
@@ -197,7 +197,7 @@ async def test_a_sender_that_dies_as_its_event_fills_a_batch_leaves_one_run(work
     # it asks again, as its caller would
     run = await client.trigger(digest, {"user_id": "u", "n": 2}, event_id="last")
     assert run is not None
-    assert await run.result(timeout=10) == 3
+    assert await run.result(timeout=60) == 3
     await send(client, 3)
     await batches(2)
     assert got == [("u", [0, 1, 2], 3), ("u", [3], 1)]
@@ -269,7 +269,7 @@ async def test_a_batch_that_no_run_can_be_made_of_waits_for_a_deploy(
 async def test_a_triggered_workflow_may_be_submitted_as_any_other(workers: Workers) -> None:
     worker = workers.start(digest)
     run = await worker.client.submit(digest, {"key": "k", "events": [{"n": 7}], "count": 1})
-    assert await run.result(timeout=10) == 1
+    assert await run.result(timeout=60) == 1
     assert got == [("k", [7], 1)]
 
 
@@ -284,7 +284,7 @@ async def test_many_open_windows_take_no_place_of_a_worker(workers: Workers) -> 
     assert len(await client.buffered(patient)) == 1_500
     *_, run = await send(client, 0, 1, 2)
     assert run is not None
-    assert await run.result(timeout=10) == 3
+    assert await run.result(timeout=60) == 3
 
 
 # from a body
@@ -308,14 +308,14 @@ async def side_by_side(ctx: Context) -> list[str | None]:
 async def test_a_body_feeds_a_trigger(workers: Workers) -> None:
     worker = workers.start(digest, feeder, side_by_side)
     run = await worker.client.submit(feeder, {"numbers": [0, 1, 2, 3]})
-    first, second, third, fourth = await run.result(timeout=10)
+    first, second, third, fourth = await run.result(timeout=60)
     assert (first, second, fourth) == (None, None, None)
     assert third is not None
-    assert await worker.client.handle(digest, third).result(timeout=10) == 3
+    assert await worker.client.handle(digest, third).result(timeout=60) == 3
     await batches(2)
     assert got == [("f", [0, 1, 2], 3), ("f", [3], 1)]
     got.clear()
-    answers = await (await worker.client.submit(side_by_side)).result(timeout=10)
+    answers = await (await worker.client.submit(side_by_side)).result(timeout=60)
     assert sorted(answer is None for answer in answers) == [False, False, True, True, True, True]
     await batches(2)
     assert sorted(number for _, numbers, _ in got for number in numbers) == list(range(6))
@@ -326,7 +326,7 @@ async def test_a_body_feeds_for_its_runs_owner(workers: Workers) -> None:
     runs = {}
     for owner in ("", "ann", "bob"):
         run = await worker.client.submit(feeder, {"numbers": [0, 1, 2]}, owner=owner)
-        runs[owner] = (await run.result(timeout=10))[-1]
+        runs[owner] = (await run.result(timeout=60))[-1]
     assert None not in runs.values()
     for owner, run_id in runs.items():
         assert (await worker.client.detail(digest, run_id)).owner == owner
@@ -340,7 +340,7 @@ async def test_a_body_that_feeds_the_same_id_again_gets_the_same_answer(workers:
         return [await ctx.trigger(digest, {"user_id": "r", "n": 0}, event_id="once") for _ in range(4)]
 
     worker = workers.start(digest, repeating)
-    assert await (await worker.client.submit(repeating)).result(timeout=10) == [None] * 4
+    assert await (await worker.client.submit(repeating)).result(timeout=60) == [None] * 4
     await batches(1)
     assert got == [("r", [0], 1)]
 
@@ -355,7 +355,7 @@ async def test_an_event_that_does_not_fit_is_the_bodys_to_handle(workers: Worker
         return "taken"
 
     worker = workers.start(digest, misfeeding)
-    told = await (await worker.client.submit(misfeeding)).result(timeout=10)
+    told = await (await worker.client.submit(misfeeding)).result(timeout=60)
     assert told == "workflow 'worker_digest': an event must be a dict or a model, not list"
 
 
@@ -389,7 +389,7 @@ async def test_an_event_is_fed_once_though_its_worker_dies(workers: Workers, whe
 
     store.feed = half
     run = await workers.client().submit(feeder, {"numbers": [0, 1, 2, 3, 4]})
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), 60)
     dead.set()
     await workers.kill(dying)
     workers.start(feeder, digest, lease_seconds=1, heartbeat_interval=0.1)
@@ -429,7 +429,7 @@ async def test_a_retry_does_not_feed_again(workers: Workers) -> None:
     assert await run.status() == "failed"
     broken = False
     with pytest.raises(Exception, match="not yet") as failed:
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert StepError.__name__ in str(failed.value)
     await run.retry()
 
@@ -512,7 +512,7 @@ async def test_a_gated_batch_becomes_one_run_though_its_sender_dies(workers: Wor
 
     setattr(store, verb, half)
     sending = asyncio.create_task(dying.trigger(body, {"k": "a", "n": 1}))
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), 60)
     sending.cancel()
     await asyncio.wait([sending])
     workers.start(body)
@@ -520,7 +520,7 @@ async def test_a_gated_batch_becomes_one_run_though_its_sender_dies(workers: Wor
     for n in (2, 3):
         run = await client.trigger(body, {"k": "a", "n": n})
     assert run is not None
-    await run.result(timeout=10)
+    await run.result(timeout=60)
     assert order == {"a": [[0, 1], [2, 3]]}
 
 
@@ -572,7 +572,7 @@ async def test_ids_of_a_bodys_events_are_forgotten_once_their_answers_are_writte
         await worker.client.submit(feeder, {"numbers": list(range(7))}, owner="ann"),
         await worker.client.submit(side_by_side),
     ]:
-        await run.result(timeout=10)
+        await run.result(timeout=60)
 
     async def forgotten() -> bool:
         return not [key for key in await server.keys() if b"}ti:" in key]

@@ -71,7 +71,7 @@ class Rig:
         self.pool.offer(self.partition)
 
     async def until(self, wanted: Any) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not wanted():  # noqa: ASYNC110 - a turn of the loop is what it waits for
                 await asyncio.sleep(0)
 
