@@ -203,7 +203,7 @@ async def kill_the_holder(client: WorkflowClient, run: Any, workers: list[Worker
     async def held() -> str | None:
         return (await run.detail()).worker
 
-    holder = await wait_until_async(held, description="somebody to hold the run", timeout=20)
+    holder = await wait_until_async(held, description="somebody to hold the run")
     victim = next(worker for worker in workers if f"-{worker.pid}-" in holder)
     victim.kill()
     victim.start()

@@ -134,7 +134,7 @@ async def test_the_key_waits_and_comes_home(rig: Rig, client: WorkflowClient) ->
         await rig.until(lambda: "reserve o5" in executed, "the other key to go on")
         await rig.until_committed(2)
         assert executed == ["reserve o0", "reserve w1", "reserve o5"] or "reserve o2" not in executed
-        assert running.worker.stats()[0].in_flight == 0
+        await rig.until(lambda: running.worker.stats()[0].in_flight == 0, "the other key to end")
         await first.signal("paid", "1")
         second = await find(client, rig, binding, 3)
         await handed_over(rig, second)
@@ -277,7 +277,7 @@ async def succeed_late(ctx: Context, order: str) -> str:
 async def test_a_long_delay_before_the_next_round_outlives_its_worker(rig: Rig, client: WorkflowClient) -> None:
     await rig.create()
     await rig.produce([Message(b"a", b"o1"), Message(b"a", b"o2")])
-    binding = rig.binding(succeed_late, retry=Retry(max_attempts=3, initial=1.5, factor=1.0, jitter=0.0))
+    binding = rig.binding(succeed_late, retry=Retry(max_attempts=3, initial=3, factor=1.0, jitter=0.0))
     async with rig.running(binding):
         run = await find(client, rig, binding, 0)
         await handed_over(rig, run)

@@ -97,7 +97,7 @@ async def test_no_record_overtakes_one_that_is_tried_again(rig: Rig) -> None:
         if record.key == b"k" and record.value == 1 and ctx.run.attempt < 3:
             raise ValueError("not yet")
 
-    binding = rig.binding(body, retry=Retry(max_attempts=3, initial=0.4, factor=1, jitter=0))
+    binding = rig.binding(body, retry=Retry(max_attempts=3, initial=2, factor=1, jitter=0))
     async with rig.running(binding) as running:
         await rig.until_drained()
     assert [entry[1:] for entry in sink if entry[0] == b"k"] == [(1, 1), (1, 2), (1, 3), (2, 1), (3, 1)]
