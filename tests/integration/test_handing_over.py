@@ -100,7 +100,7 @@ async def test_the_offset_of_a_record_that_waits_completes(rig: Rig, client: Wor
         assert await run.status() == "signal_waiting"
         assert [event.offset for event in running.told("handed_over")] == [0]
         await run.signal("paid", "ada")
-        assert await run.result(timeout=30) == "w1"
+        assert await run.result(timeout=60) == "w1"
         with pytest.raises(RunFinishedError):
             await run.signal("paid", "bob")
         await rig.until(lambda: running.worker.stats()[0].completed == 2, "both to be counted")
@@ -120,7 +120,7 @@ async def test_it_outlives_its_worker_and_the_commit(rig: Rig, client: WorkflowC
     await run.signal("paid", "ada")
     assert await run.status() == "queued"
     async with rig.running(binding):
-        assert await run.result(timeout=30) == "w1"
+        assert await run.result(timeout=60) == "w1"
     assert executed == ["reserve w1", "ship w1 to ada"]
 
 
@@ -170,7 +170,7 @@ async def test_a_lane_may_be_released(rig: Rig, client: WorkflowClient) -> None:
         await rig.until_committed(2)
         run = await find(client, rig, binding, 0)
         await run.signal("paid", "ada")
-        assert await run.result(timeout=30) == "w0"
+        assert await run.result(timeout=60) == "w0"
     assert executed == ["reserve w0", "reserve o1", "ship w0 to ada"]
 
 
@@ -183,7 +183,7 @@ async def test_one_that_fails_later_is_dead_lettered(rig: Rig, client: WorkflowC
         await handed_over(rig, run)
         await run.signal("paid", "ada")
         with pytest.raises(DurableInvocationError, match="no w1!"):
-            await run.result(timeout=30)
+            await run.result(timeout=60)
         await rig.until_committed(2)
         assert [event.attempt for event in running.told("dead_lettered")] == [2]
     (letter,) = await rig.read(rig.letters)
@@ -203,7 +203,7 @@ async def test_one_that_waits_is_talked_to(rig: Rig, client: WorkflowClient) -> 
         await run.update("add", {"sku": "A"}, update_id="u1")
         assert await run.query("items") == ["A"]
         await run.signal("checkout")
-        assert await run.result(timeout=30) == ["A"]
+        assert await run.result(timeout=60) == ["A"]
 
 
 async def test_a_signal_at_any_moment_of_the_way_is_heard(rig: Rig, client: WorkflowClient) -> None:
@@ -220,7 +220,7 @@ async def test_a_signal_at_any_moment_of_the_way_is_heard(rig: Rig, client: Work
             if offset % 3 == 0:
                 await run.signal("else")
             await run.signal("paid", "ada")
-            return str(await run.result(timeout=30))
+            return str(await run.result(timeout=60))
 
         assert await asyncio.gather(*map(talk, range(60))) == [f"w{n}" for n in range(60)]
         await rig.until_committed(60)
@@ -246,7 +246,7 @@ async def test_a_busy_binding_has_a_place_for_it(rig: Rig, client: WorkflowClien
         await rig.produce([b"o"] * 3000)
         await rig.until(lambda: len(executed) > 10, "the binding to be busy")
         await run.signal("paid")
-        assert await run.result(timeout=30) == "w"
+        assert await run.result(timeout=60) == "w"
         assert running.worker.stats()[0].in_flight <= 2
         assert len(executed) < 3000
 
@@ -258,7 +258,7 @@ async def test_one_that_waits_is_cancelled(rig: Rig, client: WorkflowClient) -> 
     async with rig.running(binding) as running:
         run = await find(client, rig, binding, 0)
         await handed_over(rig, run)
-        assert await run.cancel(timeout=20) == "cancelled"
+        assert await run.cancel(timeout=60) == "cancelled"
         await rig.until_committed(2)
         assert [event.offset for event in running.told("cancelled")] == [0]
     assert executed == ["reserve w1", "reserve o2"]
@@ -284,7 +284,7 @@ async def test_a_long_delay_before_the_next_round_outlives_its_worker(rig: Rig, 
         assert await run.status() == "retrying"
         await rig.until_committed(1)
     async with rig.running(binding) as running:
-        assert await run.result(timeout=30) == "o1"
+        assert await run.result(timeout=60) == "o1"
         await rig.until_committed(2)
         assert running.told("dead_lettered") == []
     assert executed[:4] == ["reserve o1", "attempt 1", "attempt 2", "attempt 3"]

@@ -171,7 +171,7 @@ async def test_a_signal_that_comes_before_its_record_is_kept(rig: Rig, client: W
         await run.signal("paid", "ada")
         assert await run.status() == "queued"
         await rig.produce([b"o1"])
-        assert await run.result(timeout=30) == "o1 paid by ada"
+        assert await run.result(timeout=60) == "o1 paid by ada"
         await rig.until_committed(1)
     assert executed == ["reserve o1", "ship o1 to ada"]
     assert await run.status() == "completed"
@@ -201,7 +201,7 @@ async def test_a_signal_reaches_one_that_waits(rig: Rig, client: WorkflowClient)
         assert await rig.offset() == 0
         await run.signal("paid", "bob", signal_id="s1")
         await run.signal("paid", "bob", signal_id="s1")
-        assert await run.result(timeout=30) == "o1 paid by bob"
+        assert await run.result(timeout=60) == "o1 paid by bob"
         assert [event.kind for event in running.events] == ["completed"]
     assert executed == ["reserve o1", "ship o1 to bob"]
     assert "waiting" in await types(run)
@@ -225,7 +225,7 @@ async def test_updates_and_queries_of_a_record(rig: Rig, client: WorkflowClient)
         with pytest.raises(QueryError, match="nothing"):
             await run.query("nothing")
         await run.signal("checkout")
-        assert await run.result(timeout=30) == ["A", "B"]
+        assert await run.result(timeout=60) == ["A", "B"]
         assert await run.update("add", {"sku": "A"}, update_id="u1") == 1
     assert executed == ["add A", "add B"]
 
@@ -240,7 +240,7 @@ async def test_updates_hold_across_workers(rig: Rig, client: WorkflowClient) -> 
     assert await run.status() == "signal_waiting"
     await run.signal("checkout")
     async with rig.running(binding):
-        assert await run.result(timeout=30) == ["A"]
+        assert await run.result(timeout=60) == ["A"]
         assert await run.update("add", {"sku": "A"}, update_id="u1") == 1
         await rig.until_committed(1)
 
@@ -255,7 +255,7 @@ async def test_an_interrupt_is_answered(rig: Rig, client: WorkflowClient) -> Non
     assert [each.payload for each in (await run.detail()).interrupts] == [{"approve": "o1"}]
     async with rig.running(binding):
         await run.resume("yes", 7)
-        assert await run.result(timeout=30) == ["yes", 7]
+        assert await run.result(timeout=60) == ["yes", 7]
 
 
 async def test_waiting_records_take_no_slots(rig: Rig, client: WorkflowClient) -> None:
@@ -286,7 +286,7 @@ async def test_a_lane_waits_for_a_record_that_waits(rig: Rig, client: WorkflowCl
         assert await second.events() == []
         await second.signal("paid", "second")
         await first.signal("paid", "first")
-        assert await second.result(timeout=30) == "o2 paid by second"
+        assert await second.result(timeout=60) == "o2 paid by second"
         await other.signal("paid", "other")
         await rig.until_committed(3)
     assert [text for text in executed if "o3" not in text] == [
@@ -399,7 +399,7 @@ async def test_a_worker_without_a_server_is_talked_to(rig: Rig) -> None:
         assert await run.update("add", {"sku": "A"}) == 1
         assert await run.query("items") == ["A"]
         await run.signal("checkout")
-        assert await run.result(timeout=30) == ["A"]
+        assert await run.result(timeout=60) == ["A"]
     finally:
         worker.stop()
         await working
@@ -529,7 +529,7 @@ async def test_a_record_has_children(rig: Rig, client: WorkflowClient) -> None:
     try:
         async with rig.running(binding):
             run = await first_run(rig, client, binding)
-            assert await run.result(timeout=30) == "child o1"
+            assert await run.result(timeout=60) == "child o1"
             await rig.until_committed(1)
             await reaches(rig, client.handle(waiting_child, executed[0]), "cancelled")
     finally:

@@ -142,7 +142,7 @@ async def test_a_wake_up_is_enough(client: WorkflowClient, holder: Holder) -> No
     patient = WorkflowClient(client.store, poll_interval=3600)
     run = await patient.submit("client_cart")
     held = await holder.take()
-    one, two = asyncio.create_task(run.result(timeout=20)), asyncio.create_task(run.update("add", timeout=20))
+    one, two = asyncio.create_task(run.result(timeout=60)), asyncio.create_task(run.update("add", timeout=20))
     await held.apply("ok", 1)
     assert await two == 1
     await held.complete([])
@@ -155,7 +155,7 @@ async def test_polling_is_enough(client: WorkflowClient, holder: Holder, monkeyp
 
     monkeypatch.setattr(client.store, "on_change", lambda run_id, callback: Silent())
     runs = [await client.submit("client_cart") for _ in range(20)]
-    waiting = [asyncio.create_task(run.result(timeout=20)) for run in runs]
+    waiting = [asyncio.create_task(run.result(timeout=60)) for run in runs]
     for _ in runs:
         held = await holder.take()
         await held.complete([held.lease.run_id])

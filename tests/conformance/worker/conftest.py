@@ -1,7 +1,8 @@
 """Workers on each store, with the clock everybody has; each handle on the store is as another process's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from pyrula.workflows.store.runs import RunStore
 from tests.conformance.runs.conftest import cluster_server, server
 from tests.conformance.server import Server
 
-__all__ = ["cluster_server", "make_store", "server", "workers"]
+__all__ = ["cluster_server", "make_store", "server", "some_progress", "workers"]
 
 
 @pytest.fixture(params=["memory", "valkey", "cluster"])
@@ -68,6 +69,16 @@ class Workers:
             worker.stop()
         for _, task in self._running:
             await task
+
+
+async def some_progress(done: Mapping[str, int], steps: int = 3) -> None:
+    """Some steps more, however slow the machine is: a run whose holders die again and again before they get anywhere is
+    failed. A second at most, for when all runs wait."""
+    goal = sum(done.values()) + steps
+    with suppress(TimeoutError):
+        async with asyncio.timeout(1):
+            while sum(done.values()) < goal:  # noqa: ASYNC110 - steps of other tasks
+                await asyncio.sleep(0.01)
 
 
 async def _gone(*args: Any, **kwargs: Any) -> Any:

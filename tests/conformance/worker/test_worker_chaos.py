@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pyrula.workflows import Context, RunHandle, UpdateTimeout, WorkflowWorker, step, workflow
-from tests.conformance.worker.conftest import Workers
+from tests.conformance.worker.conftest import Workers, some_progress
 
 RUNS, LINKS, SIGNALS = 8, 3, 3
 
@@ -70,6 +70,7 @@ async def test_every_message_counts_once_while_workers_come_and_go(workers: Work
     async def come_and_go() -> None:
         while not over:
             await asyncio.sleep(0.05 + dice.random() * 0.2)
+            await some_progress(done)
             worker = running.pop(dice.randrange(len(running)))
             await (workers.kill(worker) if dice.random() < 0.5 else workers.stop(worker))
             running.append(start())
@@ -78,7 +79,7 @@ async def test_every_message_counts_once_while_workers_come_and_go(workers: Work
     runs = [await client.submit(chaos, {"name": f"r{number}"}) for number in range(RUNS)]
     going = asyncio.create_task(come_and_go())
     expected = await asyncio.gather(*(talk(run, dice) for run in runs))
-    results = await asyncio.gather(*(run.result(timeout=30) for run in runs))
+    results = await asyncio.gather(*(run.result(timeout=120) for run in runs))
     over = True
     await going
     assert results == expected, f"seed {seed}"

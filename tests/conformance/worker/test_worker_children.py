@@ -17,7 +17,7 @@ from pyrula.workflows import (
     step,
     workflow,
 )
-from tests.conformance.worker.conftest import Workers
+from tests.conformance.worker.conftest import Workers, some_progress
 from tests.services.waiting import wait_until_async
 
 QUICK = {"lease_seconds": 1, "heartbeat_interval": 0.1, "park_after": 0.02, "drain_timeout": 0.2}
@@ -78,7 +78,7 @@ async def test_a_childs_failure_is_told_with_its_error_and_ends_the_parent(worke
     worker = workers.start(parent, child)
     run = await worker.client.submit(parent, {"name": "p", "count": 1, "fate": "fails"})
     with pytest.raises(DurableInvocationError, match=r"p\.0 failed"):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
 
 
 async def test_a_childs_cancel_is_told_its_parent(workers: Workers) -> None:
@@ -86,7 +86,7 @@ async def test_a_childs_cancel_is_told_its_parent(workers: Workers) -> None:
     run = await worker.client.submit(parent, {"name": "p", "count": 1, "fate": "waits"})
     assert await worker.client.cancel(child, await child_of(run)) == "cancelled"
     with pytest.raises(DurableInvocationError, match="DurableInvocationCancelled"):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
 
 
 async def test_a_parent_that_fails_takes_its_children_along(workers: Workers) -> None:
@@ -98,7 +98,7 @@ async def test_a_parent_that_fails_takes_its_children_along(workers: Workers) ->
     worker = workers.start(hasty, child)
     run = await worker.client.submit(hasty)
     with pytest.raises(DurableInvocationError, match="no patience"):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     with pytest.raises(DurableInvocationCancelled):
         await worker.client.result(child, await child_of(run), timeout=20)
 
@@ -110,10 +110,10 @@ async def test_a_childs_result_that_comes_while_the_parents_worker_is_dead_is_ke
     child_id = await child_of(run)
     await workers.kill(first)
     second = workers.start(child, **QUICK)
-    assert await client.result(child, child_id, timeout=20) == "p.0"
+    assert await client.result(child, child_id, timeout=60) == "p.0"
     await workers.stop(second)
     workers.start(parent, **QUICK)
-    assert await run.result(timeout=30) == ["p.0"]
+    assert await run.result(timeout=60) == ["p.0"]
     assert done == {"p.0 first": 1, "p.0 second": 1, "p heard p.0": 1}
 
 
@@ -125,7 +125,7 @@ async def test_a_child_whose_worker_died_is_taken_up_and_tells_its_parent_once(w
     await workers.kill(first)
     workers.start(child, **QUICK)
     await workers.client().signal(child, await child_of(run), "go")
-    assert await run.result(timeout=30) == ["p.0"]
+    assert await run.result(timeout=60) == ["p.0"]
     assert done["p heard p.0"] == 1
 
 
@@ -144,6 +144,7 @@ async def test_each_result_arrives_once_while_workers_of_both_come_and_go(worker
     async def come_and_go() -> None:
         while not over:
             await asyncio.sleep(0.05 + dice.random() * 0.2)
+            await some_progress(done)
             worker = running.pop(dice.randrange(len(running)))
             await (workers.kill(worker) if dice.random() < 0.6 else workers.stop(worker))
             running.append(start())
@@ -152,7 +153,7 @@ async def test_each_result_arrives_once_while_workers_of_both_come_and_go(worker
     runs = [await client.submit(parent, {"name": f"p{number}", "count": 3}) for number in range(4)]
     going = asyncio.create_task(come_and_go())
     try:
-        results = await asyncio.gather(*(run.result(timeout=60) for run in runs))
+        results = await asyncio.gather(*(run.result(timeout=120) for run in runs))
     finally:
         over = True
         with contextlib.suppress(asyncio.CancelledError):

@@ -54,7 +54,8 @@ async def limited(ctx: Context, key: str, kind: str, left: int = 1) -> None:
         await ctx.sleep(0.5)
     if kind == "continues" and left:
         await ctx.continue_as_new({"key": key, "kind": kind, "left": left - 1})
-    await ctx.step(inside.hold, key, 0.05)
+    # the others may take their time to come
+    await ctx.step(inside.hold, key, 1 if kind == "stays" else 0.05)
 
 
 async def ended(handle: Any) -> None:
@@ -81,7 +82,7 @@ async def test_no_more_than_max_at_once_whoever_dies(workers: Workers) -> None:
     await asyncio.gather(*map(ended, handles))
     assert inside.most == {f"k{number}": MAX for number in range(KEYS)}
     assert not +inside.now
-    last = [await client.submit(limited, {"key": "k0", "kind": "ends"}) for _ in range(4)]
+    last = [await client.submit(limited, {"key": "k0", "kind": "stays"}) for _ in range(4)]
     inside.most.clear()
     await asyncio.gather(*map(ended, last))
     assert inside.most["k0"] == MAX
@@ -93,7 +94,7 @@ async def test_children_have_gates(workers: Workers) -> None:
 
     @workflow(name="gates_parent")
     async def parent(ctx: Context) -> None:
-        children = [await ctx.start_child(limited, {"key": "child", "kind": "ends"}) for _ in range(5)]
+        children = [await ctx.start_child(limited, {"key": "child", "kind": "stays"}) for _ in range(5)]
         for child in children:
             await child.result()
 
@@ -118,7 +119,7 @@ async def test_signal_with_start_of_a_gated_run_starts_it_once(workers: Workers)
         )
     )
     assert runs[0] == runs[1]
-    assert sorted(await runs[0].result(timeout=30)) == [0, 1]
+    assert sorted(await runs[0].result(timeout=60)) == [0, 1]
 
 
 @workflow(name="gates_slow", concurrency=Limit("key", max=MAX))

@@ -281,7 +281,7 @@ async def test_an_answered_interrupt_is_not_opened_again_by_a_replay(workers: Wo
     workers.start(*ALL, **quick)
     with pytest.raises(RunNotWaitingError):
         await run.resume("no")
-    assert await run.result(timeout=20) == ["yes", None]
+    assert await run.result(timeout=60) == ["yes", None]
     assert (await run.detail()).unread == ()
 
 

@@ -1,7 +1,7 @@
 """A worker executes submitted runs: to their end, once, in rounds, and over its own end."""
 
 import asyncio
-import time
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +27,8 @@ gates: dict[str, asyncio.Event] = {}
 def fresh() -> None:
     charged.clear()
     gates.clear()
+    blocking.clear()
+    released.clear()
 
 
 @step
@@ -65,7 +67,7 @@ async def rounds(ctx: Context, order: str) -> tuple[str, int]:
     return receipt, ctx.run.attempt
 
 
-@workflow(name="worker_slow_rounds", retry=Retry(max_attempts=2, initial=0.4, jitter=0))
+@workflow(name="worker_slow_rounds", retry=Retry(max_attempts=2, initial=1.5, jitter=0))
 async def slow_rounds(ctx: Context, order: str) -> int:
     await ctx.step(charge, order)
     if ctx.run.attempt < 2:
@@ -112,7 +114,7 @@ async def test_many_runs_on_two_workers_are_each_executed_once(workers: Workers)
     workers.start(pay, max_concurrency=5)
     client = workers.client()
     runs = [await client.submit(pay, {"order": f"o{number}", "naps": number % 2}) for number in range(30)]
-    results = await asyncio.gather(*(run.result(timeout=20) for run in runs))
+    results = await asyncio.gather(*(run.result(timeout=60) for run in runs))
     assert results == [f"ch_o{number}" for number in range(30)]
     assert set(charged.values()) == {1}
 
@@ -206,7 +208,7 @@ async def test_the_runs_of_a_dead_worker_are_taken_over_after_its_lease(workers:
 
 
 async def test_a_run_that_was_taken_from_a_living_worker_counts_once(workers: Workers) -> None:
-    first = workers.start(gated, lease_seconds=1, heartbeat_interval=0.1)
+    first = workers.start(gated, heartbeat_interval=0.1)
     client = workers.client()
     run = await client.submit(gated, {"order": "a"})
     await wait_until_async(lambda: charged.get("gate-a"), description="the step")
@@ -233,13 +235,17 @@ async def test_cancel_while_sleeping_and_while_queued(workers: Workers) -> None:
     await wait_until_async(lambda: _is(run, "sleeping"), description="the run to be parked")
     assert await run.cancel() == "cancelled"
     with pytest.raises(DurableInvocationCancelled):
-        await run.result(timeout=timedelta(seconds=5))
+        await run.result(timeout=timedelta(minutes=1))
     assert "q" not in charged
 
 
+blocking, released = threading.Event(), threading.Event()
+
+
 @step(retry=Retry(max_attempts=1))
-def block(seconds: float) -> None:
-    time.sleep(seconds)
+def block() -> None:
+    blocking.set()
+    assert released.wait(60)
     charged["block"] = charged.get("block", 0) + 1
 
 
@@ -259,7 +265,7 @@ async def repaired(ctx: Context) -> list[str]:
 @workflow(name="worker_cleanup")
 async def cleanup(ctx: Context) -> None:
     try:
-        await ctx.step(block, 0.3)
+        await ctx.step(block)
         await ctx.step(charge, "after")
     finally:
         await ctx.step(charge, "cleanup")
@@ -278,7 +284,11 @@ async def test_retry_of_a_failed_run_keeps_its_steps(workers: Workers) -> None:
 async def test_cancel_in_a_step_lets_it_finish_and_the_body_clean_up_once(workers: Workers) -> None:
     worker = workers.start(cleanup)
     run = await worker.client.submit(cleanup)
-    await wait_until_async(lambda: worker.held, description="the run to be held")
+    await wait_until_async(blocking.is_set, description="the step")
+    assert await run.cancel(timeout=0) == "running"
+    held = worker._lives.held[run.run_id]
+    await wait_until_async(lambda: held.seen, description="the worker to hear of it")
+    released.set()
     assert await run.cancel() == "cancelled"
     assert await run.cancel() == "cancelled"
     assert charged == {"block": 1, "cleanup": 1}

@@ -326,7 +326,7 @@ async def test_one_workflow_needs_no_list() -> None:
     worker = WorkflowWorker(two, store=MemoryStore())
     running = asyncio.create_task(worker.run())
     run = await worker.client.submit(two, {"name": "alone"})
-    assert len(await run.result(timeout=30)) == 2
+    assert len(await run.result(timeout=60)) == 2
     worker.stop()
     await running
 
