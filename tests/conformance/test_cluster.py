@@ -26,7 +26,7 @@ SHARDS = 6
 def twofold() -> Iterator[ValkeyCluster]:
     """Three masters with a replica each."""
     try:
-        with ValkeyCluster(replicas=1, appendonly=True) as cluster:
+        with ValkeyCluster(replicas=1, appendonly=True, node_timeout=4) as cluster:
             yield cluster
     except ServiceUnavailable as missing:
         pytest.skip(str(missing))
@@ -149,7 +149,7 @@ async def loaded(cluster: ValkeyCluster, namespace: str) -> AsyncIterator[Load]:
     await store.open()
     load = Load(store)
     load.start()
-    await wait_until_async(lambda: len(load.ended) > 5, description="the load to run", timeout=30)
+    await wait_until_async(lambda: len(load.ended) > 5, description="the load to run")
     try:
         yield load
     finally:
@@ -168,7 +168,7 @@ async def test_slots_move_under_load(twofold: ValkeyCluster, namespace: str) -> 
             await asyncio.to_thread(_move_all, twofold, slot, source, target)
             await asyncio.to_thread(twofold.end_move, slot, source, target)
             await wait_until_async(
-                lambda before=before: len(load.ended) > before + 20, description="runs to end again", timeout=40
+                lambda before=before: len(load.ended) > before + 20, description="runs to end again", timeout=120
             )
         await load.stop()
         assert errors(twofold, "TRYAGAIN") > tried
@@ -183,9 +183,9 @@ async def test_a_master_hands_over_under_load(twofold: ValkeyCluster, namespace:
         old = twofold.owner_of(slot)
         new = _replica_of(twofold, old)
         new.call("CLUSTER", "FAILOVER")
-        await wait_until_async(lambda: twofold.owner_of(slot) is new, description="the handing over", timeout=20)
+        await wait_until_async(lambda: twofold.owner_of(slot) is new, description="the handing over")
         before = len(load.ended)
-        await wait_until_async(lambda: len(load.ended) > before + 50, description="runs to end again", timeout=40)
+        await wait_until_async(lambda: len(load.ended) > before + 50, description="runs to end again", timeout=120)
         await load.stop()
         assert load.vanished == []
         assert await load.check() == 0
@@ -199,13 +199,18 @@ async def test_a_killed_masters_replica_takes_over_under_load(twofold: ValkeyClu
         old = twofold.owner_of(slot)
         killed = time.monotonic()
         await asyncio.to_thread(old.server.kill)
+        dead = time.monotonic()
         ended = len(load.ended)
-        await wait_until_async(lambda: twofold.owner_of(slot) is not old, description="the take-over", timeout=40)
-        await wait_until_async(lambda: len(load.ended) > ended + 100, description="runs to end again", timeout=40)
-        on_it = [run for run, at in load.ended.items() if run.startswith("02") and at > killed + 1]
-        assert on_it, "the shard of the dead master works again"
+        await wait_until_async(lambda: twofold.owner_of(slot) is not old, description="the take-over", timeout=120)
+        await wait_until_async(lambda: len(load.ended) > ended + 100, description="runs to end again", timeout=120)
+        await wait_until_async(
+            lambda: any(run.startswith("02") and at > dead + 2 for run, at in load.ended.items()),
+            description="the shard of the dead master to work again",
+            timeout=120,
+        )
         await load.stop()
-        missing = await load.check(forgiven=(killed - 1, killed + 1))
+        # a busy machine's loop notes late what was acknowledged, and its replica is behind
+        missing = await load.check(forgiven=(killed - 2, dead + 2))
         print(f"{missing} acknowledged writes are missing; {len(load.vanished)} refusals: {load.vanished[:3]}")
         # a line meets its loss once
         assert len(load.vanished) <= missing + 3 * SHARDS

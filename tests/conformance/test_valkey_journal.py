@@ -1,7 +1,6 @@
 """How ValkeyStore lays a journal out: buckets, their life, what a prune removes, and how a large one is read."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -170,10 +169,9 @@ async def test_a_journal_far_ahead_of_an_old_one_is_read_without_looking_between
     valkey_store: ValkeyStore, token: Token, journal: Journal
 ) -> None:
     await write(valkey_store, token, (1, 0, b"old"), (2**52, 0, b"new"))
-    start = time.monotonic()
-    claim = await valkey_store.claim_source(SOURCE, 1)
+    async with asyncio.timeout(60):
+        claim = await valkey_store.claim_source(SOURCE, 1)
     assert claim.rows == [Row(1, 0, b"old"), Row(2**52, 0, b"new")]
-    assert time.monotonic() - start < 5
 
 
 async def test_a_hundred_thousand_rows_are_read_in_pages(
@@ -182,9 +180,7 @@ async def test_a_hundred_thousand_rows_are_read_in_pages(
     rows = [Row(position, index, b"value %d" % index) for position in range(20_000) for index in range(5)]
     await write(valkey_store, token, *rows)
     server = journal.server
-    scans, whole = await server.calls("hscan"), await server.calls("hgetall")
-    await server.call("CONFIG", "SET", "slowlog-log-slower-than", "50000")
-    await server.call("SLOWLOG", "RESET")
+    await server.call("CONFIG", "RESETSTAT")
     turns = 0
 
     async def count_turns() -> None:
@@ -197,12 +193,12 @@ async def test_a_hundred_thousand_rows_are_read_in_pages(
     claim = await valkey_store.claim_source(SOURCE, 2)
     counting.cancel()
     await asyncio.gather(counting, return_exceptions=True)
-    slow = await server.call("SLOWLOG", "GET")
     assert claim.rows == rows
     # pages of about a thousand rows, eight buckets at a time; the state alone is read whole
-    assert await server.calls("hscan") - scans >= 100
-    assert await server.calls("hgetall") - whole == 1
-    assert [entry["command"] for entry in slow if entry["command"].startswith(b"HSCAN")] == []
+    assert await server.calls("hscan") >= 100
+    assert await server.calls("hgetall") == 1
+    # no page keeps the server for long; of one alone that can't be told on a busy machine
+    assert (await server._client.info("commandstats"))["cmdstat_hscan"]["usec_per_call"] < 50_000
     assert turns > 12
 
 

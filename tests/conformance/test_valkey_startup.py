@@ -9,6 +9,7 @@ import pytest
 
 from pyrula.workflows.errors import ConfigurationError, StoreUnavailable
 from pyrula.workflows.store.valkey import ValkeyStore
+from tests.conformance.proxy import Proxy
 from tests.conformance.server import Server
 from tests.services.child import free_port
 from tests.services.valkey import ValkeyServer
@@ -82,13 +83,12 @@ async def test_with_an_append_only_file_nothing_is_said(
 
 
 async def test_a_wrong_password_ends_at_once_with_the_reason(own_server: Server, user: str) -> None:
-    start = time.monotonic()
     for wrong in ("nobody:s3cret", user.replace("s3cret", "wr0ng")):
         with pytest.raises(ConfigurationError, match="refuses the connection's user or password") as caught:
-            await open_and_close(with_user(own_server.url, wrong), own_server.namespace)
+            async with asyncio.timeout(60):
+                await open_and_close(with_user(own_server.url, wrong), own_server.namespace, retry_for=3600)
         assert "s3cret" not in str(caught.value)
         assert "wr0ng" not in str(caught.value)
-    assert time.monotonic() - start < 5
 
 
 async def test_a_server_that_wants_a_password(own_server: Server, user: str) -> None:
@@ -133,7 +133,7 @@ async def test_nobody_there(namespace: str) -> None:
     start = time.monotonic()
     with pytest.raises(StoreUnavailable, match="can't be reached"):
         await open_and_close(f"valkey://127.0.0.1:{free_port()}", namespace, retry_for=0.5)
-    assert 0.3 < time.monotonic() - start < 5
+    assert time.monotonic() - start > 0.3
     with pytest.raises(StoreUnavailable, match="can't be reached"):
         await open_and_close("valkey://no-such-host.invalid", namespace, retry_for=0)
     with pytest.raises(StoreUnavailable, match="can't be reached"):
@@ -185,11 +185,12 @@ async def test_one_store_in_two_loops_one_after_the_other(server: Server) -> Non
         assert await asyncio.to_thread(asyncio.run, claims()) == 20
 
 
-async def test_few_connections_whatever_is_asked_at_once(valkey_store: ValkeyStore, server: Server) -> None:
-    async def connections() -> int:
-        return (await server.call("CLIENT", "LIST")).count(b"laddr=")
-
-    before = await connections()
-    await asyncio.gather(*(valkey_store.claim_source(bytes([number]) * 16, 1) for number in range(100)))
-    # one was there from open()
-    assert await connections() - before <= 2
+async def test_few_connections_whatever_is_asked_at_once(server: Server) -> None:
+    async with Proxy(server.url) as proxy:
+        store = ValkeyStore(proxy.url, namespace=server.namespace)
+        await store.open()
+        before = proxy.connections
+        await asyncio.gather(*(store.claim_source(bytes([number]) * 16, 1) for number in range(100)))
+        # one was there from open()
+        assert proxy.connections - before <= 2
+        await store.close()

@@ -123,7 +123,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled(
 async def test_nothing_acknowledged_is_lost_or_doubled_on_a_cluster(namespace: str, tmp_path: Path) -> None:
     """Its masters are killed one at a time, and come back with what they had written."""
     try:
-        with ValkeyCluster(appendonly=True, settings={"appendfsync": "always"}) as cluster:
+        with ValkeyCluster(appendonly=True, node_timeout=1.5, settings={"appendfsync": "always"}) as cluster:
             servers = [node.server for node in cluster.masters]
             await chaos(servers, (cluster.url, servers[1].url), [], namespace, tmp_path)
             await swept(cluster.url, namespace)
