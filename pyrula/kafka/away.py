@@ -119,10 +119,10 @@ class AwayLanes:
         if partition.closed:
             return
         for (lane, head), answer in zip(waiting, answers, strict=True):
-            if answer == "away" or self._away.get(lane) is not head:
+            if answer.where not in ("taken", "home") or self._away.get(lane) is not head:
                 continue
             self._away[lane] = None
-            if answer == "taken":
+            if answer.where == "taken":
                 partition.complete([head])
                 continue
             del self._away[lane]

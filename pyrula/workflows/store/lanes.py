@@ -1,23 +1,36 @@
 """Lanes of which a record was handed over: what a store knows of them, and what it is told and asked.
 
-A lane is *away* while its head, one run that was handed over, hasn't ended, else *home*. Its *floor* is the highest
-position that was ever handed over: everything of the lane at or under it is in the store or done, and never runs from
-its source again. Only the source's holder moves a lane to the store and back; the store moves none by itself. Nothing
-behind a head is ever queued in the store (a bound of 0): it waits in its holder's memory. A lane of which nothing was
-handed over is unknown here.
+A lane is *away* while it has a head, one run that was handed over and hasn't ended, else *home*. Behind a head later
+records of the lane may be queued, each a run of its own; the script that ends a head makes the next of them the head,
+and ready. A lane's *floor* is the highest position that was ever handed over or queued: everything of the lane at or
+under it is in the store or done, and never runs from its source again. Only the source's holder moves a lane to the
+store and back; the store moves none by itself. A lane of which nothing was handed over is unknown here.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol
 
 from pyrula.workflows.store.messages import Unread, Wait
 from pyrula.workflows.store.port import Token
 from pyrula.workflows.store.record_changes import RecordId
 from pyrula.workflows.store.records import Registration
 
-__all__ = ["HANDED_OVER", "WHOLE", "HandedOver", "HandingOver", "Homecoming", "LaneState", "LaneStore", "lane_of"]
+__all__ = [
+    "HANDED_OVER",
+    "NO_QUEUE",
+    "WHOLE",
+    "HandedOver",
+    "HandingOver",
+    "Homecoming",
+    "LaneBounds",
+    "LaneState",
+    "LaneStore",
+    "LinedUp",
+    "LiningUp",
+    "lane_of",
+]
 
 HANDED_OVER: Final = -2
 """On a board, in a run's place: it was handed over."""
@@ -25,17 +38,28 @@ HANDED_OVER: Final = -2
 WHOLE: Final = b"*"
 """The lane of a source that has but one."""
 
-Homecoming: TypeAlias = Literal["taken", "away", "home"]
-
 _LONGEST: Final = 64
 
 
 class LaneState(NamedTuple):
-    """`head` is the id of the run that was handed over last."""
+    """`head` is the id of the run that an away lane waits for; behind it `queued` others with so many bytes."""
 
     floor: int
     away: bool
     head: str = ""
+    queued: int = 0
+    size: int = 0
+
+
+class LaneBounds(NamedTuple):
+    """How much may be queued behind one head, and in all lanes of a source together. Bytes are those of `params`."""
+
+    records: int
+    size: int
+    size_in_all: int
+
+
+NO_QUEUE: Final = LaneBounds(0, 0, 0)
 
 
 def lane_of(key: bytes) -> bytes:
@@ -48,7 +72,8 @@ class HandingOver:
     """A run that stands still, with all that another holder needs. `lane` None: it has no order.
 
     `served` is the name under which it is claimed, `params` what it is executed from, `seen` the highest number of a
-    message that it has, `rows` its whole journal, durable already.
+    message that it has, `rows` its whole journal, durable already. It waits for `waits`, or has failed with `failure`:
+    then it is paused, and its lane is away until it is retried or cancelled.
     """
 
     run_id: RecordId
@@ -59,6 +84,7 @@ class HandingOver:
     seen: int
     waits: Sequence[Wait]
     rows: Sequence[tuple[int, bytes]]
+    failure: bytes | None = None
 
 
 class HandedOver(NamedTuple):
@@ -66,6 +92,31 @@ class HandedOver(NamedTuple):
 
     taken: bool
     messages: tuple[Unread, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LiningUp:
+    """Records of a lane that wait behind its head, in order: ids of their runs, and what these are executed from."""
+
+    lane: bytes
+    records: Sequence[tuple[RecordId, bytes]]
+
+
+class LinedUp(NamedTuple):
+    """So many of them, from the first on, are in the store or done. Of the next one: it may run from its source since
+    the lane is home, or there is no room for it."""
+
+    taken: int
+    rest: Literal["all", "home", "full"]
+
+
+class Homecoming(NamedTuple):
+    """How a lane stands, for its next record. "taken": that one is in the store, or done; "home": it may run from its
+    source. Else the lane is away, with this head: "full" if nothing more can be queued; "busy" if the head is ready or
+    runs, so that the lane may soon be home; "open" if it stands still."""
+
+    where: Literal["taken", "home", "full", "busy", "open"]
+    head: str = ""
 
 
 class LaneStore(Protocol):
@@ -81,8 +132,22 @@ class LaneStore(Protocol):
     async def hand_over(self, registration: Registration, token: Token, run: HandingOver) -> HandedOver:
         """Take the run over. Sent again, it is taken once. Raises LeaseLost."""
 
+    async def line_up(
+        self,
+        registration: Registration,
+        token: Token,
+        served: str,
+        lanes: Sequence[LiningUp],
+        bounds: LaneBounds,
+    ) -> list[LinedUp]:
+        """Queue what waits behind heads. Nothing later of these lanes may be sent before this is answered; it may be
+        sent again as it was. Raises LeaseLost."""
+
     async def come_home(
-        self, registration: Registration, token: Token, asked: Sequence[tuple[bytes, int]]
+        self,
+        registration: Registration,
+        token: Token,
+        asked: Sequence[tuple[bytes, int]],
+        bounds: LaneBounds = NO_QUEUE,
     ) -> list[Homecoming]:
-        """Of each lane with the position of its next record: whether that one may run from the source now. Raises
-        LeaseLost."""
+        """Of each lane with the position of its next record: how it stands. Raises LeaseLost."""

@@ -93,6 +93,14 @@ class Chain:
     children: dict[str, Child] = field(default_factory=dict)
     events: list[bytes] = field(default_factory=list)
     links: dict[int, tuple[float, History, list[bytes]]] = field(default_factory=dict)
+    failed: bool = False
+    """Paused since it failed."""
+    behind: bool = False
+    """In a lane's queue, and so in no other."""
+    lane: bytes | None = None
+    """Of a record's run."""
+    on_end: "Callable[[Chain], None] | None" = None
+    """Lets its lane go on."""
 
     @property
     def run_id(self) -> str:
@@ -215,6 +223,12 @@ class Board:
         self.changed(chain.id)
         self.tell_ready()
 
+    def put_behind(self, chain: Chain) -> None:
+        """It is queued in its lane, where no claim finds it."""
+        chain.status, chain.behind = RunStatus.QUEUED, True
+        chain.queued_at = chain.since = self.now()
+        self.changed(chain.id)
+
     def let_go(self, chain: Chain) -> None:
         """Nobody holds the run any more."""
         if chain.worker is not None:
@@ -291,6 +305,8 @@ class Board:
         chain.value, chain.error = value, error
         chain.finished_at = self.now()
         self.expire_later(chain)
+        if chain.on_end is not None:
+            chain.on_end(chain)
         self.changed(chain.id)
         children, chain.children = chain.children, {}
         if chain.parent is not None:
@@ -334,7 +350,8 @@ class Board:
         if chain.finished or chain.cancel:
             return
         chain.cancel = True
-        if chain.epoch == 0:
+        if chain.epoch == 0 or chain.failed:
+            chain.failed = False
             chain.events.append(self.event("cancelled"))
             self.end(chain, RunStatus.CANCELLED, b"null", None)
         else:

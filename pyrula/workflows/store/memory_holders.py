@@ -188,7 +188,7 @@ class MemoryRunHolder:
         chain.alone = False
         self._board.let_go(chain)
 
-    async def pause(self, lease: Lease, change: Change, reason: bytes) -> None:
+    async def pause(self, lease: Lease, change: Change, reason: bytes, *, failed: bool = False) -> None:
         await asyncio.sleep(0)
         if self._left(lease):
             return
@@ -197,7 +197,7 @@ class MemoryRunHolder:
         for number in [number for number, unread in chain.inbox.items() if unread.message.kind == "pause"]:
             del chain.inbox[number]
         self._leave(chain)
-        chain.error = reason
+        chain.error, chain.failed = reason, failed
         self._board.wait(chain, RunStatus.PAUSED, [])
 
     async def release(self, lease: Lease, change: Change | None = None) -> None:

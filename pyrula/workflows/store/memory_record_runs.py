@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pyrula.workflows.store.lanes import HANDED_OVER
 from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
-from pyrula.workflows.store.memory_board import Board
+from pyrula.workflows.store.memory_board import Board, Chain
 from pyrula.workflows.store.messages import MAX_UNREAD, Applied, Child, Delivered, Message, Unread, Wait
 from pyrula.workflows.store.record_changes import RecordChange, RecordId
 from pyrula.workflows.store.records import ENDED, MAX_ADDRESSED, TOLD_SECONDS, Registration
@@ -47,6 +47,20 @@ class Record:
 
 
 @dataclass(slots=True)
+class Lane:
+    """A lane of which a record was handed over: its floor, its head if it is away, and what is queued behind that, ids
+    of runs with their sizes."""
+
+    floor: int = -1
+    head: str = ""
+    queue: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return sum(self.queue.values())
+
+
+@dataclass(slots=True)
 class Address:
     """A source's runs."""
 
@@ -56,8 +70,7 @@ class Address:
     news: int = 0
     board: dict[int, int] = field(default_factory=dict)
     questions: dict[str, tuple[Query, float]] = field(default_factory=dict)
-    lanes: dict[bytes, tuple[int, str]] = field(default_factory=dict)
-    """Floor and head of each."""
+    lanes: dict[bytes, Lane] = field(default_factory=dict)
 
 
 class RecordRuns:
@@ -98,7 +111,31 @@ class RecordRuns:
         address = self.addresses.get((record.shard, record.address))
         if self.is_live(run_id) or address is None:
             return True
-        return record.position < address.below or address.board.get(record.position) == HANDED_OVER
+        if record.position < address.below or address.board.get(record.position) == HANDED_OVER:
+            return True
+        lane = self.board.chains[run_id].lane
+        return lane is not None and lane in address.lanes and record.position <= address.lanes[lane].floor
+
+    def leave_lane(self, chain: Chain) -> None:
+        """The run of a record ends, and its lane goes on: behind a head the next of the queue becomes the head, and
+        ready unless it is paused."""
+        record = RecordId.parse(chain.id)
+        assert record is not None
+        address = self.addresses.get((record.shard, record.address))
+        if address is None or chain.lane is None or chain.lane not in address.lanes:
+            return
+        lane = address.lanes[chain.lane]
+        if chain.behind:
+            del lane.queue[chain.id]
+            chain.behind = False
+        elif lane.head == chain.id:
+            lane.head = next(iter(lane.queue), "")
+            if lane.head:
+                del lane.queue[lane.head]
+                following = self.board.chains[lane.head]
+                following.behind = False
+                if following.status is RunStatus.QUEUED:
+                    self.board.enqueue(following)
 
     def see(self, record: RecordId) -> Record | None:
         """None if there may be such a run of which nothing is known."""

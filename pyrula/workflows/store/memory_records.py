@@ -195,12 +195,13 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
             news = 0 if address is None else address.news
             lanes = {} if address is None else address.lanes
             address = self._records.addresses[key] = Address(registration, token.incarnation, registration.below, news)
-            floors = {lane: -1 if registration.over == "everything" else floor for lane, (floor, _) in lanes.items()}
-            address.lanes = {
-                lane: (floors[lane], head) for lane, (_, head) in lanes.items() if self._records.is_live(head)
-            }
+            address.lanes = {lane: kept for lane, kept in lanes.items() if kept.head}
+            if registration.over == "everything":
+                # one that is away goes on, but its floor means nothing in another log
+                for kept in address.lanes.values():
+                    kept.floor = -1
         elif registration.over == "ended":
-            address.lanes = {lane: kept for lane, kept in address.lanes.items() if self._records.is_live(kept[1])}
+            address.lanes = {lane: kept for lane, kept in address.lanes.items() if kept.head}
             address.board = {
                 position: count
                 for position, count in address.board.items()
@@ -251,18 +252,17 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
 
     async def pass_records(
         self, registration: Registration, token: Token, below: int, positions: Sequence[int]
-    ) -> None:
+    ) -> list[bytes]:
         await asyncio.sleep(0)
         self.check_token(registration.source, token)
         address = self._records.addresses[self.shard_of(registration.source), registration.address]
         address.below = below
         for position in positions:
             address.board.pop(position, None)
-        address.lanes = {
-            lane: (floor, head)
-            for lane, (floor, head) in address.lanes.items()
-            if floor >= below or self._records.is_live(head)
-        }
+        gone = [name for name, lane in address.lanes.items() if not lane.head and lane.floor < below]
+        for name in gone:
+            del address.lanes[name]
+        return gone
 
     async def take_questions(self, shard: int, address: str) -> tuple[Query, ...]:
         await asyncio.sleep(0)

@@ -173,10 +173,16 @@ class MemoryRunSender:
         pauses = [n for n, unread in chain.inbox.items() if unread.message.kind == "pause" and not chain.finished]
         for number in pauses:
             del chain.inbox[number]
-        if chain.status is RunStatus.PAUSED:
+        if chain.failed:
+            chain.events.append(board.event("unpaused"))
+            self._again(chain)
+        elif chain.status is RunStatus.PAUSED:
             chain.error = None
             chain.events.append(board.event("unpaused"))
-            board.enqueue(chain)
+            if chain.behind:
+                board.put_behind(chain)
+            else:
+                board.enqueue(chain)
         elif not pauses:
             raise TransitionRefused(chain.run_id, chain.status, f"is {chain.status}, not paused")
         return chain.status
@@ -184,6 +190,10 @@ class MemoryRunSender:
     async def retry(self, run_id: str) -> RunStatus:
         await asyncio.sleep(0)
         board, chain = self._board, self._board.find(run_id)
+        if chain.failed:
+            self._again(chain)
+            chain.events.append(board.event("retried", attempt=chain.attempt))
+            return chain.status
         if chain.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
             text = f"is {chain.status}; only a failed or cancelled run can be retried"
             raise TransitionRefused(chain.run_id, chain.status, text)
@@ -198,6 +208,13 @@ class MemoryRunSender:
         chain.events.append(board.event("retried", attempt=chain.attempt))
         board.enqueue(chain)
         return chain.status
+
+    def _again(self, chain: Chain) -> None:
+        """It is paused since it failed, and goes on from its journal without the last error."""
+        chain.failed, chain.retried, chain.error = False, True, None
+        chain.attempt += 1
+        chain.deaths = 0
+        self._board.enqueue(chain)
 
     async def status(self, run_id: str) -> RunStatus:
         await asyncio.sleep(0)

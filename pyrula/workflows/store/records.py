@@ -96,8 +96,9 @@ class RecordStore(Protocol):
 
     async def pass_records(
         self, registration: Registration, token: Token, below: int, positions: Sequence[int]
-    ) -> None:
-        """Everything under `below` is over; `positions` go from the board. Raises LeaseLost."""
+    ) -> list[bytes]:
+        """Everything under `below` is over; `positions` go from the board. Answers the lanes that are forgotten with
+        it: they are home, and their floor is under `below`. Raises LeaseLost."""
 
     async def take_questions(self, shard: int, address: str) -> tuple[Query, ...]:
         """Questions to runs of that source, which nobody else gets now."""

@@ -298,8 +298,9 @@ class RunHolder(Protocol):
         """Write the change; then, unless a message numbered above `seen` is one that would wake the run, let it go
         until a deadline or such a message."""
 
-    async def pause(self, lease: Lease, change: Change, reason: bytes) -> None:
-        """Write the change and let the run go until `unpause` or a cancel."""
+    async def pause(self, lease: Lease, change: Change, reason: bytes, *, failed: bool = False) -> None:
+        """Write the change and let the run go until `unpause` or a cancel. One that `failed` goes on by `retry`, and a
+        cancel ends it at once, since no body is left that could clean up."""
 
     async def release(self, lease: Lease, change: Change | None = None) -> None:
         """Write the change and give the run back to the queue, uncharged."""

@@ -102,7 +102,7 @@ class ValkeyRecords(ValkeyRunHolder):
             _TTL,
             encode_event("cancel_requested", self._runs.now()),
         ]
-        verdict, *rest = await self._run("deliver", [address.stream, address.board, *names], arguments)
+        verdict, *rest = await self._run("deliver", [address.stream, address.board, *names, address.lanes], arguments)
         if verdict == b"elsewhere":
             return None
         if verdict == b"missing":
@@ -117,7 +117,8 @@ class ValkeyRecords(ValkeyRunHolder):
         """None if there may be such a run of which the store has nothing."""
         address, (hash_key, _, inbox, _, _, extras) = self._of(record)
         told = [what, b"%d" % seen, b"%d" % record.incarnation, b"%d" % record.position]
-        found: list[Any] = await self._run("look", [hash_key, inbox, extras, address.stream, address.board], told)
+        asked = [hash_key, inbox, extras, address.stream, address.board, address.lanes]
+        found: list[Any] = await self._run("look", asked, told)
         if not found:
             raise RunNotFoundError(str(record))
         return found if found[0] else None
@@ -309,7 +310,8 @@ class ValkeyRecords(ValkeyRunHolder):
             secrets.token_hex(8).encode(),
             event,
         ]
-        verdict, *rest = await self._run("verb", [address.stream, address.board, hash_key, events, inbox], arguments)
+        asked = [address.stream, address.board, hash_key, events, inbox, address.lanes]
+        verdict, *rest = await self._run("verb", asked, arguments)
         if verdict == b"elsewhere":
             return None
         if verdict == b"missing":
@@ -333,7 +335,8 @@ class ValkeyRecords(ValkeyRunHolder):
             query.payload,
             b"%d" % (seconds * 1e6),
         ]
-        asked = await self._run("ask", [address.stream, address.questions, names[0], address.board], arguments)
+        keys_asked = [address.stream, address.questions, names[0], address.board, address.lanes]
+        asked = await self._run("ask", keys_asked, arguments)
         if asked == 0:
             raise RunNotFoundError(run_id)
         if asked == 2:
@@ -358,11 +361,9 @@ class ValkeyRecords(ValkeyRunHolder):
             b"%02x-%b-" % (shard, registration.address.encode()),
             b"" if token.incarnation == 1 else b".%d" % token.incarnation,
         ]
-        found = await self._run(
-            "register",
-            [source_key, address.stream, address.board, address.lanes, structures(self._runs.namespace, shard)[0]],
-            arguments,
-        )
+        unfinished = structures(self._runs.namespace, shard)[0]
+        names = [source_key, address.stream, address.board, address.lanes, address.idle, unfinished]
+        found = await self._run("register", names, arguments)
         if found == [b"lost"]:
             raise lost(registration, token)
         return _board(found)
@@ -401,18 +402,20 @@ class ValkeyRecords(ValkeyRunHolder):
             b"%d" % run_id.position,
             b"%d" % GONE_SECONDS,
         ]
-        if not await self._run("forget", [source_key, address.board, *names], arguments):
+        if not await self._run("forget", [source_key, address.board, *names, address.lanes], arguments):
             raise lost(registration, token)
 
     async def pass_records(
         self, registration: Registration, token: Token, below: int, positions: Sequence[int]
-    ) -> None:
+    ) -> list[bytes]:
         source_key, shard = self._source(registration.source)
         address = AddressKeys(self._runs.namespace, shard, registration.address)
         told = [str(token).encode(), b"%d" % below, _TTL, *(b"%d" % position for position in positions)]
-        names = [source_key, address.stream, address.board, address.lanes]
-        if not await self._run("pass", [*names, structures(self._runs.namespace, shard)[0]], told):
+        names = [source_key, address.stream, address.board, address.lanes, address.idle]
+        done, *gone = await self._run("pass", names, told)
+        if not done:
             raise lost(registration, token)
+        return list(gone[0])
 
     async def take_questions(self, shard: int, address: str) -> tuple[Query, ...]:
         questions = AddressKeys(self._runs.namespace, shard, address).questions

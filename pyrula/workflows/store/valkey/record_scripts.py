@@ -8,8 +8,8 @@ from importlib.resources import files
 from pyrula.workflows.store.valkey.run_scripts import behind_libraries
 from pyrula.workflows.store.valkey.scripts import Script
 
-_ALONE = {"pass", "homecoming"}
-_OF_RUNS = {"hand_over"}
+_ALONE = {"pass"}
+_OF_RUNS = {"hand_over", "line_up", "homecoming"}
 
 
 @cache

@@ -20,9 +20,9 @@ _LETTERS = {"ok": b"o", "error": b"e", "rejected": b"r"}
 
 class AddressKeys:
     """`stream` is what a source was registered with, `board` its addressed runs, `questions` what is asked of them,
-    `lanes` those of which a record was handed over."""
+    `lanes` those of which a record was handed over, `queue` what is behind their heads, `idle` those that are home."""
 
-    __slots__ = ("board", "lanes", "questions", "stream")
+    __slots__ = ("board", "idle", "lanes", "questions", "queue", "stream")
 
     def __init__(self, namespace: str, shard: int, address: str) -> None:
         prefix, text = tag(namespace, shard), address.encode()
@@ -30,6 +30,8 @@ class AddressKeys:
         self.board = b"%bn:%b" % (prefix, text)
         self.questions = b"%bo:%b" % (prefix, text)
         self.lanes = b"%bf:%b" % (prefix, text)
+        self.queue = b"%bg:%b" % (prefix, text)
+        self.idle = b"%bh:%b" % (prefix, text)
 
 
 def record_keys(namespace: str, record: RecordId) -> tuple[bytes, ...]:
@@ -107,6 +109,7 @@ def change_request(
         keys.board,
         outbox(namespace, record.shard),
         *record_keys(namespace, record),
+        keys.lanes,
     ]
     return wire.evalsha(script, names, arguments)
 

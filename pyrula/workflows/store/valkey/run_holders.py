@@ -88,8 +88,8 @@ class ValkeyRunHolder(ValkeyRunSender):
         rest = await self._write("park", lease, change, wait_arguments(waits))
         return Reply(read_messages(rest[0])) if rest else Reply(parked=True)
 
-    async def pause(self, lease: Lease, change: Change, reason: bytes) -> None:
-        await self._write("pause", lease, change, [reason])
+    async def pause(self, lease: Lease, change: Change, reason: bytes, *, failed: bool = False) -> None:
+        await self._write("pause", lease, change, [reason, b"1" if failed else b""])
 
     async def release(self, lease: Lease, change: Change | None = None) -> None:
         await self._write("release", lease, change)
@@ -101,7 +101,7 @@ class ValkeyRunHolder(ValkeyRunSender):
         payload = child_result(lease.run_id, end.status, end.value, end.error)
         events = [b"%d" % len(end.events), *end.events]
         arguments = [end.status.encode(), end.value, end.error or b"", payload, *events]
-        status, messages, waiting = await self._write("finish", lease, change, arguments, await runs.entry_of(run))
+        status, messages, waiting = await self._write("finish", lease, change, arguments, await runs.ending_keys(run))
         if waiting:
             await self._relay(run.shard)
         return Finished(read_status(status), read_messages(messages))

@@ -39,7 +39,7 @@ class ValkeyInbox:
         names: list[bytes] = []
         events, result = [b"", b""], b""
         if message.kind == "cancel":
-            names += await runs.entry_of(run)
+            names += await runs.ending_keys(run)
             events = [encode_event(kind, runs.now()) for kind in ("cancel_requested", "cancelled")]
             result = child_result(run.chain, RunStatus.CANCELLED, b"null", None)
         elif message.kind == "pause":

@@ -8,11 +8,13 @@ from typing import Any
 from pyrula.workflows.errors import SerializationError
 from pyrula.workflows.model import MAX_VALUE
 from pyrula.workflows.store.ids import RunId
+from pyrula.workflows.store.record_changes import RecordId
 from pyrula.workflows.store.refusals import RunNotFoundError
 from pyrula.workflows.store.runs import RETENTION_SECONDS
 from pyrula.workflows.store.valkey import wire
 from pyrula.workflows.store.valkey.ear import Ear
 from pyrula.workflows.store.valkey.funnel import Funnel
+from pyrula.workflows.store.valkey.record_wire import AddressKeys
 from pyrula.workflows.store.valkey.run_keys import STRUCTURES, RunKeys, idempotency_key, keys_of, packed_structures
 from pyrula.workflows.store.valkey.run_scripts import run_script
 from pyrula.workflows.store.valkey.topology import Topology
@@ -58,6 +60,14 @@ class RunLink:
         first, common = packed_structures(self.namespace, shard)
         data = wire.evalsha_behind(wanted, common, len(STRUCTURES), keys, [self.channel, *arguments])
         return self.funnel.run_packed(wanted, first, data)
+
+    async def ending_keys(self, run: RunId) -> list[bytes]:
+        """What else a script names that may end the run."""
+        record = RecordId.parse(run.chain)
+        if record is None:
+            return await self.entry_of(run)
+        address = AddressKeys(self.namespace, record.shard, record.address)
+        return [address.lanes, address.queue, address.idle]
 
     async def entry_of(self, run: RunId) -> list[bytes]:
         """The key of the run's idempotency entry, if it has one."""

@@ -3,6 +3,7 @@
 --
 -- KEYS  1  the source's hash, 2  the journal's bucket, 3  the address's hash, 4  its board, 5  the shard's outbox
 --       6..11  the run's hash, events, inbox, ids of messages met, when they were consumed, interrupts and children
+--       12     the address's lanes
 -- ARGV  1..5  token, number of this sending, high mark, witness or '', seconds to live (as in append.lua)
 --       6..8  channel, id, position
 --       9..14 number of the bucket, bytes to set, holder, number of the change, retention, status
@@ -33,7 +34,7 @@ if stored[2] then
 end
 redis.call('HSET', source, 'seq', sending)
 local about = redis.call('HMGET', stream, 'name', 'version', 'metadata', 'below')
-if elsewhere(hash, board, position, about[4]) then
+if elsewhere(hash, board, KEYS[12], position, about[4]) then
   return 1
 end
 local state = load(hash, board, position, about[4])

@@ -4,6 +4,7 @@
 --
 -- KEYS  1  the address's hash, 2  its board
 --       3..8  the run's hash, events, inbox, ids of messages met, when they were consumed, interrupts and children
+--       9  the address's lanes
 -- ARGV  1..4  channel, id, position, incarnation
 --       5..8  kind ('' for none), id, name, payload of the message
 --       9..11 most unread messages, most runs on the board, seconds to live
@@ -12,12 +13,12 @@
 --          on this interrupt), full, crowded, missing
 --
 -- Keeps: one message of an id; one resume of an interrupt.
-local stream, board, hash, events, inbox, met, consumed, extras = unpack(KEYS)
+local stream, board, hash, events, inbox, met, consumed, extras, lanes = unpack(KEYS)
 local channel, id, position, incarnation = arg(), arg(), arg(), arg()
 local kind, message, name, payload = arg(), arg(), arg(), arg()
 local most, crowd, ttl, event = count(), count(), arg(), arg()
 local about = redis.call('HMGET', stream, 'name', 'version', 'metadata', 'worker', 'incarnation', 'below')
-if elsewhere(hash, board, position, about[6]) then
+if elsewhere(hash, board, lanes, position, about[6]) then
   return {'elsewhere'}
 end
 local state = load(hash, board, position, about[6])
@@ -44,7 +45,7 @@ local function put()
   end
   notify(channel, stream, board, about[4] or '', id, position, state)
   save(hash, state)
-  for place = 2, #KEYS do
+  for place = 2, 8 do
     redis.call('EXPIRE', KEYS[place], ttl)
   end
   return answer('ok')

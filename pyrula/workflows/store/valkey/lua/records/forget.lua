@@ -3,13 +3,14 @@
 --
 -- KEYS  1  the source's hash, 2  the address's board
 --       3..8  the run's hash, events, inbox, ids of messages met, when they were consumed, interrupts and children
+--       9  the address's lanes
 -- ARGV  1..5  token, channel, id, position, seconds
 -- reply    1 done, 0 refused: the token is another one
 local token, channel, id, position, seconds = arg(), arg(), arg(), arg(), arg()
 if redis.call('HGET', KEYS[1], 'token') ~= token then
   return 0
 end
-if elsewhere(KEYS[3], KEYS[2], position) then
+if elsewhere(KEYS[3], KEYS[2], KEYS[9], position) then
   return 1
 end
 local state = load(KEYS[3], KEYS[2], position)

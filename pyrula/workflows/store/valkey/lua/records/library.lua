@@ -54,13 +54,17 @@ local function begin(keys, about)
 end
 
 -- Whether the run was handed over: then the scripts of submitted runs know of it. One that ended may be of a former record
--- of that position, as with `load`.
-local function elsewhere(hash, board, position, below)
+-- of that position, as with `load`, unless its lane's floor says that it is of this one.
+local function elsewhere(hash, board, lanes, position, below)
   local found = redis.call('HMGET', hash, 'handed', 'rec')
   if not found[1] or not found[2] then
     return found[1]
   end
-  return tonumber(position) < tonumber(below or 0) or redis.call('HGET', board, position) == '-2'
+  if tonumber(position) < tonumber(below or 0) or redis.call('HGET', board, position) == '-2' then
+    return true
+  end
+  local floor = found[1] ~= '' and string.match(redis.call('HGET', lanes, found[1]) or '', '^%S+')
+  return floor and tonumber(position) <= tonumber(floor)
 end
 
 -- Messages numbered above `seen`, as {number, kind, id, name, payload, time}, up to 4 MiB.

@@ -1,7 +1,7 @@
 #!lua
 -- What can be told of a record's run.
 --
--- KEYS  1  the run's hash, 2  its inbox, 3  interrupts and children, 4  the address's hash, 5  its board
+-- KEYS  1  the run's hash, 2  its inbox, 3  interrupts and children, 4  the address's hash, 5  its board, 6  its lanes
 -- ARGV  1  'status', 'result', 'held' or 'detail'
 --       2  for 'held': messages numbered above this
 --       3, 4  incarnation, position
@@ -10,7 +10,7 @@
 --          extras}, for a detail {status, attempt, cancel asked for, waits, messages, extras, fields of the hash}
 local what, seen, incarnation, position = arg(), count(), arg(), count()
 local stored = redis.call('HMGET', KEYS[4], 'incarnation', 'below')
-if elsewhere(KEYS[1], KEYS[5], position, stored[2]) then
+if elsewhere(KEYS[1], KEYS[5], KEYS[6], position, stored[2]) then
   return {'elsewhere'}
 end
 local state = load(KEYS[1], KEYS[5], position, stored[2])

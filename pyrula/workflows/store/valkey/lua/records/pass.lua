@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
 -- Everything under `below` is over. Lanes that are home and have their floor there are forgotten.
 --
--- KEYS  1  the source's hash, 2  the address's hash, 3  its board, 4  its lanes, 5  the shard's unfinished runs
+-- KEYS  1  the source's hash, 2  the address's hash, 3  its board, 4  its lanes, 5  its idle lanes
 -- ARGV  1..3  token, below, seconds to live
 --       4..   positions that go from the board
--- reply    1 done, 0 refused: the token is another one
+-- reply    {1, lanes that were forgotten}; {0} if the token is another one
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
-  return 0
+  return {0}
 end
 redis.call('HSET', KEYS[2], 'below', ARGV[2])
 for from = 4, #ARGV, 4000 do
@@ -14,16 +14,14 @@ for from = 4, #ARGV, 4000 do
 end
 redis.call('EXPIRE', KEYS[2], ARGV[3])
 redis.call('EXPIRE', KEYS[3], ARGV[3])
-local lanes, away = redis.call('HGETALL', KEYS[4]), false
-for place = 1, #lanes, 2 do
-  local floor, head = string.match(lanes[place + 1], '^(-?%d+) (.+)$')
-  if redis.call('HEXISTS', KEYS[5], head) == 1 then
-    away = true
-  elseif tonumber(floor) < tonumber(ARGV[2]) then
-    redis.call('HDEL', KEYS[4], lanes[place])
-  end
+local gone = redis.call('ZRANGE', KEYS[5], '-inf', '(' .. ARGV[2], 'BYSCORE')
+for from = 1, #gone, 4000 do
+  local upto = math.min(from + 3999, #gone)
+  redis.call('HDEL', KEYS[4], unpack(gone, from, upto))
+  redis.call('ZREM', KEYS[5], unpack(gone, from, upto))
 end
-if not away then
+if redis.call('HLEN', KEYS[4]) == redis.call('ZCARD', KEYS[5]) then
   redis.call('EXPIRE', KEYS[4], ARGV[3])
+  redis.call('EXPIRE', KEYS[5], ARGV[3])
 end
-return 1
+return {1, gone}

@@ -1,16 +1,16 @@
 #!lua
 -- unpause, retry: a record's run that is held goes on; a pause that wasn't read is taken back.
 --
--- KEYS  1  the address's hash, 2  its board, 3  the run's hash, 4  its events, 5  its inbox
+-- KEYS  1  the address's hash, 2  its board, 3  the run's hash, 4  its events, 5  its inbox, 6  the address's lanes
 -- ARGV  1..4  channel, id, position, verb
 --       5, 6  number of this call, event
 -- reply    {verdict, status}, verdict one of ok, refused, missing, elsewhere (handed over)
 --
 -- Keeps: a call sent twice (same number) is answered twice, done once.
-local stream, board, hash, events, inbox = unpack(KEYS)
+local stream, board, hash, events, inbox, lanes = unpack(KEYS)
 local channel, id, position, verb, call, event = arg(), arg(), arg(), arg(), arg(), arg()
 local below = redis.call('HGET', stream, 'below')
-if elsewhere(hash, board, position, below) then
+if elsewhere(hash, board, lanes, position, below) then
   return {'elsewhere'}
 end
 local state = load(hash, board, position, below)

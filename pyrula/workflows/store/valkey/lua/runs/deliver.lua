@@ -2,7 +2,7 @@
 -- Puts a message into a run's inbox and wakes the run if it waits for that.
 --
 -- KEYS  own: 1 the run's hash, 2 its journal, 3 its events, 4 its inbox, 5 ids of messages met, 6 when they were
---       consumed, 7 interrupts and children, 8 for a cancel the idempotency key's entry if there is one
+--       consumed, 7 interrupts and children, for a cancel then as in finish.lua
 -- ARGV  2, 3  id of the chain, link
 --       4..7  kind, id, name, payload of the message
 --       8     most unread messages
@@ -12,7 +12,8 @@
 -- reply    {verdict, status, live link, '' or an update's answer, open interrupts}, verdict one of ok, dup, finished,
 --          waiting (not on this interrupt), full, missing, link (journal and events are another link's: send again)
 --
--- Keeps: one message of an id; one resume of an interrupt. A cancel before the first claim is the end.
+-- Keeps: one message of an id; one resume of an interrupt. A cancel before the first claim is the end, and so is that of a
+-- run that is paused since it failed: it has no body that could clean up.
 local id, link = arg(), count()
 local kind, message, name, payload = arg(), arg(), arg(), arg()
 local most, retention, event, ended, result = count(), arg(), arg(), arg(), arg()
@@ -32,20 +33,17 @@ if kind == 'cancel' then
     return answer(record.x and 'dup' or 'ok')
   end
   record.x = true
-  if record.e > 0 then
+  if record.e > 0 and not record.F then
     redis.call('RPUSH', KEYS[SHARED + 3], event)
     put(id, record, inbox, kind, message, name, payload)
     return answer('ok')
   end
-  if record.s == 'queued' then
+  if record.s == 'queued' and not record.B then
     dequeue(id, record)
   end
   redis.call('RPUSH', KEYS[SHARED + 3], ended)
-  local keys = {}
-  for place = SHARED + 1, #KEYS do
-    keys[#keys + 1] = KEYS[place]
-  end
-  terminate(id, record, keys, hash, extras, 'cancelled', 'null', '', result, retention)
+  leave_lane(id, record)
+  terminate(id, record, lasting(record), hash, extras, 'cancelled', 'null', '', result, retention)
   return answer('ok')
 end
 local met = kind .. ':' .. message
@@ -86,7 +84,7 @@ if kind == 'pause' then
   if record.s == 'paused' then
     return answer('dup')
   end
-  if record.s == 'queued' then
+  if record.s == 'queued' and not record.B then
     dequeue(id, record)
   end
   redis.call('ZREM', TIMER, id)

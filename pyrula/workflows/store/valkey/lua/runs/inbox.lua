@@ -1,4 +1,9 @@
 -- Messages to runs, and their end; put behind queue.lua in every script.
+--
+-- A script that ends the run of a record names, behind the run's seven keys, those of its lane: its partition's lanes, queue
+-- and idle lanes. In a record: L the lane, '' for a record's run that has none; B its member of the queue while it is behind
+-- a head, and so in no place of queue.lua; F it is paused since it failed.
+local LANE_SECONDS = 2592000
 
 local function wakes(waits, kind, name)
   if WAKING[kind] then
@@ -66,6 +71,68 @@ local function settle(id, record, hash, seconds)
     record.N = (record.N or -1) + 1
     redis.call('HSET', OUT, 'i' .. id .. ':' .. record.N, cmsgpack.pack({far, 'entry', id, record.N, seconds}))
   end
+end
+
+-- A lane of records' runs (docs/formats-records.md): its floor, its head or '-', how many runs are queued behind the head
+-- and their bytes.
+local function read_lane(lanes, lane)
+  local packed = redis.call('HGET', lanes, lane) or '-1 - 0 0'
+  local floor, head, queued, bytes = string.match(packed, '^(%S+) (%S+) (%d+) (%d+)$')
+  return {floor = tonumber(floor), head = head, queued = tonumber(queued), bytes = tonumber(bytes)}
+end
+
+local function write_lane(lanes, lane, entry)
+  redis.call('HSET', lanes, lane, string.format('%.0f %s %d %d', entry.floor, entry.head, entry.queued, entry.bytes))
+end
+
+-- The run of a record ends, and its lane goes on: behind a head the next of the queue becomes the head, and ready unless it
+-- is paused. None left: the lane is home, and idle until its floor is passed.
+local function leave_lane(id, record)
+  local lanes, queue, idle, lane = KEYS[SHARED + 8], KEYS[SHARED + 9], KEYS[SHARED + 10], record.L
+  if not lane or lane == '' then
+    return
+  end
+  local entry, prefix = read_lane(lanes, lane), string.char(#lane) .. lane
+  local function unqueue(member)
+    local bytes = struct.unpack('>I4', member, #prefix + 10)
+    entry.queued, entry.bytes = entry.queued - 1, entry.bytes - bytes
+    redis.call('ZREM', queue, member)
+    if redis.call('HINCRBY', lanes, '#', -bytes) <= 0 then
+      redis.call('HDEL', lanes, '#')
+    end
+  end
+  if record.B then
+    unqueue(record.B)
+    record.B = nil
+  elseif entry.head == id then
+    local member = first(queue, prefix)
+    entry.head = member and string.sub(member, #prefix + 14) or '-'
+    if member then
+      unqueue(member)
+      local following = cmsgpack.unpack(redis.call('HGET', RUN, entry.head))
+      following.B = nil
+      if following.s == 'queued' then
+        enqueue(entry.head, following)
+      else
+        save(entry.head, following)
+      end
+    else
+      redis.call('ZADD', idle, entry.floor, lane)
+    end
+  else
+    -- it goes beside the lane, since it was retried after its end
+    return
+  end
+  write_lane(lanes, lane, entry)
+  if redis.call('HLEN', lanes) == redis.call('ZCARD', idle) then
+    redis.call('EXPIRE', lanes, LANE_SECONDS)
+    redis.call('EXPIRE', idle, LANE_SECONDS)
+  end
+end
+
+-- The script's own keys that live as long as the run.
+local function lasting(record)
+  return {unpack(KEYS, SHARED + 1, record.L and SHARED + 7 or #KEYS)}
 end
 
 -- The run's last word. `keys` are all that live on for the retention.

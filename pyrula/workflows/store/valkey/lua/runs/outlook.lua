@@ -31,7 +31,7 @@ if gates and gates[3] ~= '' and not record.P then
   due = string.format('%.17g', due_of({r = gates[3], t = gates[5]}))
 end
 local since = record.A and string.format('%.0f', record.A) or ''
-if record.s ~= 'queued' then
+if record.s ~= 'queued' or record.B then
   return {since, present, stamp, used, holders, due, '', 0, 0}
 end
 local cid = cohort_of(record)

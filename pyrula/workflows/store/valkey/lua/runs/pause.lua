@@ -1,8 +1,8 @@
 #!lua
--- Writes a change and stops the run until it is unpaused or cancelled.
+-- Writes a change and stops the run until it is unpaused or cancelled; one that failed until it is retried or cancelled.
 --
 -- KEYS, ARGV  as in library.lua and change.lua
---       then  reason
+--       then  reason, '1' if it failed
 -- reply    {'parked'} or {'lost'}
 local record, _, other = held(ID, HASH, LINK, WORKER, EPOCH)
 if not record then
@@ -20,6 +20,7 @@ end
 leave(record)
 record.s = 'paused'
 redis.call('HSET', HASH, 'error', arg())
+record.F = arg() == '1' or nil
 save(ID, record)
 changed(ID)
 return {'parked'}

@@ -1,6 +1,7 @@
 #!lua
 -- unpause: a paused run goes back to the queue, a pause that wasn't read is taken back.
--- retry: a failed or cancelled run goes back to the queue, with its journal and inbox.
+-- retry: a failed or cancelled run goes back to the queue, with its journal and inbox; so does, by either, one that is
+-- paused since it failed.
 --
 -- KEYS  own: 1 the run's hash, 2 its journal, 3 its events, 4 its inbox, 5, 6, 7 as in change.lua, 8 the idempotency
 --       key's entry if there is one
@@ -34,12 +35,25 @@ if record.b == call then
   return answer('ok')
 end
 record.b = call
+if record.s == 'paused' and record.F then
+  record.F, record.t, record.a, record.d = nil, true, record.a + 1, 0
+  redis.call('HDEL', KEYS[SHARED + 1], 'error')
+  redis.call('RPUSH', KEYS[SHARED + 3], verb == 'retry' and event .. record.a .. rest or event)
+  enqueue(id, record)
+  return answer('ok')
+end
 if verb == 'unpause' then
   local dropped = live and drop('pause')
   if record.s == 'paused' then
     redis.call('HDEL', KEYS[SHARED + 1], 'error')
     redis.call('RPUSH', KEYS[SHARED + 3], event)
-    enqueue(id, record)
+    if record.B then
+      record.s, record.A = 'queued', now()
+      save(id, record)
+      changed(id)
+    else
+      enqueue(id, record)
+    end
     return answer('ok')
   end
   if dropped then
