@@ -52,7 +52,7 @@ async def test_any_text_lives_through_a_run(store: ValkeyStore, text: str) -> No
     (again,) = (await store.claim("w", [(text, "1")], 1)).runs
     assert [unread.message.id for unread in again.messages] == [text]
     query = Query(text, run.run_id, text, b"[]")
-    await store.ask(run.run_id, query, seconds=10)
+    await store.ask(run.run_id, query, seconds=60)
     assert await store.questions("w", [(text, "1")], 5) == (query,)
     await store.answer(query, b"1")
     assert await store.read_answer(query) == b"1"

@@ -56,7 +56,7 @@ class Client:
             report = self.report()
             return report if reached(report) else None
 
-        found = wait_until(look, description=description, timeout=120, interval=0.1)
+        found = wait_until(look, description=description, timeout=240, interval=0.1)
         assert found is not None
         return found
 
@@ -136,9 +136,9 @@ def test_a_frozen_worker_and_a_silent_store(kafka: str, topic_prefix: str, names
         most = max(holding(at_work).items(), key=lambda held: held[1])[0]
         frozen, other = sorted(workers, key=lambda worker: f"-{worker.pid}-" not in most)
         frozen.freeze()
-        other.wait_for_line("is dead; partition", timeout=60)
+        other.wait_for_line("is dead; partition", timeout=240)
         frozen.wake()
-        frozen.wait_for_line("was taken over by another worker", timeout=60)
+        frozen.wait_for_line("was taken over by another worker", timeout=240)
         before = client.wait(lambda report: report.completed >= records // 3, "it to go on")
         assert not before.over
         os.kill(store.pid, signal.SIGSTOP)

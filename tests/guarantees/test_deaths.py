@@ -24,7 +24,7 @@ def test_a_record_that_kills_its_process_is_set_aside(new_group: NewGroup) -> No
             wait_until(
                 lambda: not worker.running or len(group.topics.read(group.letters)) == 1,
                 description="the worker to die, or the letter",
-                timeout=60,
+                timeout=240,
                 interval=0.2,
             )
             if worker.running:

@@ -135,8 +135,8 @@ def test_no_more_than_max_at_once_and_no_slot_is_lost(
     async def last() -> None:
         async with WorkflowClient(ValkeyStore(valkey, namespace=namespace)) as client:
             params = [{"key": f"k{number % KEYS}", "kind": "ends"} for number in range(8 * KEYS)]
-            handles = [await client.submit(limited, each) for each in params]
-            await asyncio.gather(*(handle.result(timeout=60) for handle in handles))
+            handles = await asyncio.gather(*(client.submit(limited, each) for each in params))
+            await asyncio.gather(*(handle.result(timeout=240) for handle in handles))
 
     asyncio.run(last())
     for key, spans in counter.spans().items():
@@ -188,7 +188,7 @@ async def test_starts_hold_to_the_rate_and_make_full_use_of_it(
     async with WorkflowClient(ValkeyStore(valkey, namespace=namespace)) as client:
         handles = await asyncio.gather(*(client.submit(rated, {"key": "k"}) for _ in range(amount)))
         running = [asyncio.create_task(worker.run()) for worker in workers]
-        await asyncio.gather(*(handle.result(timeout=120) for handle in handles))
+        await asyncio.gather(*(handle.result(timeout=240) for handle in handles))
         server = Server(valkey, namespace)
         moments = await starts(server, [handle.run_id for handle in handles])
         await server.close()
@@ -228,7 +228,7 @@ def test_the_policy_is_that_of_the_submission(valkey: str, namespace: str) -> No
             new = [await client.submit(after, {"key": "k", "batch": "new"}) for _ in range(8)]
             worker = WorkflowWorker([after], store=ValkeyStore(valkey, namespace=namespace))
             running = asyncio.create_task(worker.run())
-            await asyncio.gather(*(handle.result(timeout=60) for handle in [*old, *new]))
+            await asyncio.gather(*(handle.result(timeout=240) for handle in [*old, *new]))
             worker.stop()
             await running
 

@@ -51,7 +51,7 @@ def test_a_worker_that_lost_a_run_builds_nothing_on_it(valkey: str, namespace: s
     async def results() -> dict[str, str]:
         async with WorkflowClient(store) as client:
             handles: list[RunHandle[str]] = [client.handle("holding", run_id) for run_id in runs]
-            return {str(handle): await handle.result(timeout=60) for handle in handles}
+            return {str(handle): await handle.result(timeout=240) for handle in handles}
 
     def going() -> Iterable[bool]:
         deadline = time.monotonic() + 120

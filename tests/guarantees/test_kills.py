@@ -40,13 +40,13 @@ def test_workers_killed_five_times(
             wait_until(
                 lambda goal=goal: len(completed(read_lines(log))) >= goal,
                 description=f"{goal} records before kill {kill + 1}",
-                timeout=90,
+                timeout=240,
             )
             time.sleep(rng.random() * 0.1)
             victim = rng.choice(processes)
             victim.kill()
             victim.start()
-        topics.wait_committed(topic, topic, timeout=90)
+        topics.wait_committed(topic, topic, timeout=240)
     lines = read_lines(log)
     ends = topics.ends(topic)
     assert completed(lines) == {(partition, offset) for partition, end in ends.items() for offset in range(end)}

@@ -18,19 +18,18 @@ def test_bodies_longer_than_the_poll_interval_and_paused_partitions_keep_the_mem
         options = {"max_poll_interval": 10, "drain_timeout": 1, "buffer_records": 8}
         worker = group.start("step", 14, options=options, binding={"max_concurrency": 4})
         group.wait_for("done", count=2)
-        time.sleep(1)
+        wait_until(lambda: sum(group.committed().values()) >= 2, description="the commit of what is done")
         lines = group.lines
         assert len([line for line in lines if line.what.startswith("assigned")]) == 1, worker.tail()
         assert repeated_steps(lines) == {}
         assert set(done(lines).values()) == {1}
-        assert sum(group.committed().values()) >= 2
 
 
 def test_a_worker_that_slept_through_its_session_changes_nothing(new_group: NewGroup) -> None:
     with new_group(partitions=4) as group:
         options = {"session_timeout": 6, "drain_timeout": 2}
         sleeper, other = (group.start(seconds=0.2, options=options, binding={"max_concurrency": 8}) for _ in range(2))
-        wait_until(lambda: group.topics.members(group.topic) == 2, description="two members", timeout=20)
+        wait_until(lambda: group.topics.members(group.topic) == 2, description="two members")
         history: list[dict[int, int]] = []
         watched = threading.Event()
 
@@ -47,11 +46,12 @@ def test_a_worker_that_slept_through_its_session_changes_nothing(new_group: NewG
                 sleeper.freeze()
                 frozen = time.monotonic()
                 # Its session ends, and the other one has all partitions.
-                other.wait_for_line(r"generation \d+: 4 partitions assigned", after=before, timeout=30)
+                other.wait_for_line(r"generation \d+: 4 partitions assigned", after=before)
                 time.sleep(1)
                 woken = time.monotonic()
+                before = len(sleeper.lines)
                 sleeper.wake()
-                sleeper.wait_for_line(r"generation \d+: 2 partitions assigned", after=len(sleeper.lines), timeout=30)
+                sleeper.wait_for_line(r"generation \d+: 2 partitions assigned", after=before)
             group.wait_drained()
         finally:
             watched.set()
@@ -74,18 +74,18 @@ def test_a_worker_that_slept_through_its_session_changes_nothing(new_group: NewG
 
 def test_a_loop_that_is_blocked_is_survived_and_named(new_group: NewGroup) -> None:
     with new_group(partitions=1) as group:
-        worker = group.start(options={"session_timeout": 6, "drain_timeout": 2})
+        worker = group.start(options={"session_timeout": 10, "drain_timeout": 2})
         # Python code in a thread leaves the loop its turns; a block that is shorter than the session is survived.
-        group.produce(1, body={"body": "busy", "seconds": 7})
+        group.produce(1, body={"body": "busy", "seconds": 11})
         group.wait_for("start", count=2)
         group.produce(1, body={"body": "blocking", "seconds": 4})
         group.wait_for("done", count=2)
         time.sleep(0.5)
         assert len([line for line in group.lines if line.what.startswith("assigned")]) == 1, worker.tail()
         blocked = next(line for line in group.lines if line.offset == 1)
-        worker.wait_for_line(rf"stood still for [34]\.\d s in run {blocked.run} of workflow member")
+        worker.wait_for_line(rf"stood still for [3-9]\.\d s in run {blocked.run} of workflow member")
         # Beyond the session the record is delivered again, and no journaled step runs a second time.
-        group.produce(1, body={"body": "blocking once", "seconds": 8})
+        group.produce(1, body={"body": "blocking once", "seconds": 14})
         group.wait_drained()
         lines = group.lines
         assert len([line for line in lines if line.what.startswith("assigned")]) == 2, worker.tail()

@@ -59,7 +59,7 @@ async def test_none_is_lost_when_the_file_is_cut_to_the_last_fsync(
     )
     working = asyncio.create_task(worker.run())
     # each has its own partition's offsets complete only once it is in the store
-    await asyncio.to_thread(topics.wait_committed, topic, topic, timeout=120)
+    await asyncio.to_thread(topics.wait_committed, topic, topic, timeout=240)
     worker.stop()
     await working
     await asyncio.to_thread(synced.kill)
@@ -79,10 +79,10 @@ async def test_none_is_lost_when_the_file_is_cut_to_the_last_fsync(
     async def all_went() -> bool:
         return [await run.status() for run in runs] == ["completed"] * RECORDS
 
-    await wait_until_async(all_went, description="all to complete", timeout=120, interval=0.5)
+    await wait_until_async(all_went, description="all to complete", timeout=240, interval=0.5)
     again.stop()
     await working
-    results = [await run.result(timeout=60) for run in runs]
+    results = [await run.result(timeout=240) for run in runs]
     await client_store.close()
     assert results == [f"v{n} went" for n in range(RECORDS)]
     assert sorted(done) == sorted(f"reserve v{n}" for n in range(RECORDS))

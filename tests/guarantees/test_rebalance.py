@@ -10,6 +10,9 @@ from tests.services.process import WorkerProcess
 
 NewGroup = Callable[..., Members]
 
+# A drain lasts as long as the bodies, so a long time-out costs nothing and a busy machine cuts none.
+UNHURRIED = {"drain_timeout": 15}
+
 
 def refusals(*workers: WorkerProcess) -> list[str]:
     """What a worker says when the group went on without it."""
@@ -19,12 +22,12 @@ def refusals(*workers: WorkerProcess) -> list[str]:
 
 def test_scaling_out_and_in_repeats_nothing(new_group: NewGroup) -> None:
     with new_group(partitions=4) as group:
-        workers = [group.start()]
+        workers = [group.start(options=UNHURRIED)]
         group.wait_assigned(*workers)
         with group.load(100):
             for _ in range(5 if SOAK else 2):
                 for _ in range(2):
-                    workers.append(group.start())
+                    workers.append(group.start(options=UNHURRIED))
                     group.wait_assigned(workers[-1])
                     time.sleep(0.5)
                 for worker in workers[:2]:
@@ -43,7 +46,7 @@ def test_scaling_out_and_in_repeats_nothing(new_group: NewGroup) -> None:
 def test_the_group_waits_as_long_as_the_drain(new_group: NewGroup) -> None:
     with new_group(partitions=4) as group:
         group.produce(40, keys=20)
-        options = {"drain_timeout": 6, "session_timeout": 10}
+        options = {**UNHURRIED, "session_timeout": 10}
         first = group.start("step", 4, options=options)
         group.wait_for("start", count=20)
         second = group.start("step", 0.1, options=options)
@@ -62,7 +65,7 @@ def test_restarts_under_load_end_no_other_worker(new_group: NewGroup) -> None:
     rng = random.Random(seed := random.randrange(1 << 32))
     print(f"seed {seed}")
     with new_group(partitions=6) as group:
-        options = {"commit_interval": 0.1, "drain_timeout": 2}
+        options = {**UNHURRIED, "commit_interval": 0.1}
         workers = [group.start(options=options) for _ in range(3)]
         group.wait_assigned(*workers)
         until = time.monotonic() + (120 if SOAK else 9)
@@ -103,7 +106,7 @@ def test_a_storm_of_rebalances_skips_no_record(new_group: NewGroup) -> None:
                     worker.terminate()
                     assert worker.wait() == 0, worker.tail()
                 time.sleep(2)
-        group.wait_drained(timeout=90)
+        group.wait_drained(timeout=240)
         lines = group.lines
         assert {(line.partition, line.offset) for line in lines if line.what == "begin"} == group.records
         assert set(done(lines)) == group.records
@@ -118,11 +121,11 @@ def test_a_storm_of_rebalances_skips_no_record(new_group: NewGroup) -> None:
 
 def test_every_partition_moves_away_and_back(new_group: NewGroup) -> None:
     with new_group(partitions=4) as group:
-        here = group.start()
+        here = group.start(options=UNHURRIED)
         group.wait_assigned(here)
         for _ in range(4 if SOAK else 2):
             group.produce(100)
-            there = group.start()
+            there = group.start(options=UNHURRIED)
             group.wait_assigned(there)
             group.produce(100)
             here.terminate()
@@ -140,7 +143,7 @@ def test_every_partition_moves_away_and_back(new_group: NewGroup) -> None:
 def test_a_quick_return_waits_for_the_thread_of_the_former_body(new_group: NewGroup) -> None:
     with new_group(partitions=2) as group:
         options = {"drain_timeout": 0.5}
-        stays, leaves = (group.start("in thread", 4, options=options) for _ in range(2))
+        stays, leaves = (group.start("in thread", 10, options=options) for _ in range(2))
         for member in (stays, leaves):
             member.wait_for_line("1 partitions assigned")
         group.produce(1, partition=0)
@@ -160,12 +163,11 @@ def test_a_quick_return_waits_for_the_thread_of_the_former_body(new_group: NewGr
 def test_a_member_that_drains_to_stop_holds_up_the_group(new_group: NewGroup) -> None:
     with new_group(partitions=2) as group:
         group.produce(20, keys=10)
-        options = {"drain_timeout": 8}
-        leaves = group.start("step", 4, options=options)
+        leaves = group.start("step", 4, options=UNHURRIED)
         group.wait_for("start", count=20)
         leaves.terminate()
         leaves.wait_for_line("SIGTERM")
-        comes = group.start("step", 0, options=options)
+        comes = group.start("step", 0, options=UNHURRIED)
         assert leaves.wait() == 0, leaves.tail()
         group.wait_drained()
         lines = group.lines
@@ -179,17 +181,16 @@ def test_a_member_that_drains_to_stop_holds_up_the_group(new_group: NewGroup) ->
 def test_a_member_that_waits_for_the_others_leaves_at_once(new_group: NewGroup) -> None:
     with new_group(partitions=2) as group:
         group.produce(10, keys=10)
-        options = {"drain_timeout": 15, "session_timeout": 30}
-        stays = group.start("step", 6, options=options)
+        options = {"drain_timeout": 40, "session_timeout": 30}
+        stays = group.start("step", 15, options=options)
         group.wait_for("start", count=20)
         comes = group.start(options=options)
         comes.wait_for_line("joining group")
         time.sleep(0.5)
-        told = time.monotonic()
         comes.terminate()
         assert comes.wait() == 0, comes.tail()
-        assert time.monotonic() - told < 4
-        # The group doesn't wait for the one that left: what was assigned comes back when the drain is over.
-        stays.wait_for_line(r"generation [2-9]: 2 partitions assigned", timeout=60)
+        # It didn't wait for the others' drain, as they don't wait for it: what was assigned comes back after the drain.
+        assert not any("done" in line.what for line in group.lines)
+        stays.wait_for_line(r"generation [2-9]: 2 partitions assigned", timeout=240)
         group.wait_drained()
         assert repeated_steps(group.lines) == {}

@@ -42,11 +42,11 @@ def test_a_rolling_restart_of_everything_under_load(
             _goes_on(group)
             store.kill()
             for worker in workers:
-                worker.wait_for_line("valkey:.* can't be reached", timeout=30)
+                worker.wait_for_line("valkey:.* can't be reached")
             store.start()
             interruptions += 1
             _goes_on(group)
-        group.wait_drained(timeout=90)
+        group.wait_drained(timeout=240)
         assert all(worker.running for worker in workers)
         assert not [line for worker in workers for line in worker.lines if "Traceback" in line]
         evidence = Evidence(
@@ -63,7 +63,7 @@ def _goes_on(group: Members) -> None:
         now = group.committed()
         return set(now) == partitions and all(at > before.get(partition, 0) for partition, at in now.items())
 
-    wait_until(moved, description="every partition's commit to move on", timeout=60, interval=0.3)
+    wait_until(moved, description="every partition's commit to move on", timeout=240, interval=0.3)
 
 
 def _coordinator(group: Members, cluster: KafkaCluster) -> KafkaServer:

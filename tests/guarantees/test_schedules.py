@@ -28,6 +28,11 @@ def told(log: Path, kind: str) -> dict[str, set[str]]:
     return runs
 
 
+async def unfinished(valkey: str, namespace: str) -> int:
+    async with WorkflowClient(ValkeyStore(valkey, namespace=namespace, shards=2)) as client:
+        return (await client.counts()).unfinished
+
+
 async def change(valkey: str, namespace: str, verb: str, **options: object) -> None:
     async with WorkflowClient(ValkeyStore(valkey, namespace=namespace, shards=2)) as client:
         if verb == "create":
@@ -50,28 +55,30 @@ def killed_at_fire_times(workers: list[WorkerProcess], dice: random.Random) -> N
             victim.start()
 
 
-def run_schedule(valkey: str, namespace: str, log: Path, **options: object) -> dict[str, set[str]]:
-    """Workers live and die with a schedule of each second. All that were begun, once they have ended."""
+def run_schedule(valkey: str, namespace: str, log: Path, least: int, **options: object) -> dict[str, set[str]]:
+    """Workers live and die with a schedule of each second. All that were begun, so many at least, once they have
+    ended."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     with ExitStack() as stack:
         workers = [stack.enter_context(WorkerProcess(PROGRAM, valkey, namespace, str(log))) for _ in range(3)]
         asyncio.run(change(valkey, namespace, "create", **options))
-        wait_until(lambda: told(log, "begun"), description="the first fire", timeout=30)
+        wait_until(lambda: told(log, "begun"), description="the first fire")
         killed_at_fire_times(workers, random.Random(seed))
-        begun = len(told(log, "begun"))
-        wait_until(lambda: len(told(log, "begun")) > begun, description="a fire after the last death", timeout=30)
+        goal = max(least, len(told(log, "begun")) + 1)
+        wait_until(lambda: len(told(log, "begun")) >= goal, description="a fire after the last death")
         asyncio.run(change(valkey, namespace, "pause"))
-        wait_until(lambda: told(log, "ended") == told(log, "begun"), description="all runs to end", timeout=30)
+        # one that was claimed by a worker that died may begin after later ones
+        wait_until(lambda: not asyncio.run(unfinished(valkey, namespace)), description="all runs to end", interval=0.2)
+        assert told(log, "ended") == told(log, "begun")
         return told(log, "begun")
 
 
 def test_a_fire_time_starts_one_run_while_workers_are_killed(valkey: str, namespace: str, tmp_path: Path) -> None:
-    begun = run_schedule(valkey, namespace, tmp_path / "log", catch_up="all", overlap="allow")
+    begun = run_schedule(valkey, namespace, tmp_path / "log", SECONDS, catch_up="all", overlap="allow")
     assert [len(runs) for runs in begun.values()] == [1] * len(begun)
     # and none is left out
     times = sorted(datetime.fromisoformat(text).timestamp() for text in begun)
-    assert len(times) >= SECONDS
     assert {later - earlier for earlier, later in pairwise(times)} == {1.0}
 
 
@@ -79,7 +86,7 @@ def test_runs_that_must_not_overlap_do_not_while_workers_are_killed(
     valkey: str, namespace: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    begun = run_schedule(valkey, namespace, log, params={"seconds": 1.3})
+    begun = run_schedule(valkey, namespace, log, 1, params={"seconds": 1.3})
     assert [len(runs) for runs in begun.values()] == [1] * len(begun)
     running: set[str] = set()
     for line in log.read_text().splitlines():

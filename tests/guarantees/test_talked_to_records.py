@@ -35,7 +35,7 @@ async def talking(ctx: Context, value: str) -> list[str]:
 
 async def patiently(call: Callable[[], Awaitable[T]], *errors: type[Exception]) -> T:
     """The same call again, with the ids it had, until it is answered."""
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(240):
         while True:
             try:
                 return await call()
@@ -69,7 +69,7 @@ class Talk:
         names = [f"u{number}" for number in range(UPDATES)]
         await asyncio.gather(*(self.update(name) for name in names))
         await self.signals()
-        return await self.run.result(timeout=90)
+        return await self.run.result(timeout=240)
 
 
 @pytest.mark.parametrize("hands_over", ["0", "1"])
@@ -107,7 +107,7 @@ async def test_messages_count_once_while_workers_are_killed(
             await asyncio.sleep(rng.random())
             victim.start()
         results = await saying
-        await asyncio.to_thread(topics.wait_committed, topic, topic, timeout=60)
+        await asyncio.to_thread(topics.wait_committed, topic, topic, timeout=240)
     await store.close()
     for talk, items in zip(talks, results, strict=True):
         assert sorted(items) == sorted([f"u{n}" for n in range(UPDATES)] + [f"s{n}" for n in range(SIGNALS)])
@@ -156,6 +156,6 @@ async def test_a_signal_outlives_the_worker_that_had_the_record(
         if before == "fetched":
             await asyncio.to_thread(topics.produce, topic, [Message(b"k", b"x")])
         worker.start()
-        assert await run.result(timeout=60) == ["s0"]
-        await asyncio.to_thread(topics.wait_committed, topic, topic, timeout=60)
+        assert await run.result(timeout=240) == ["s0"]
+        await asyncio.to_thread(topics.wait_committed, topic, topic, timeout=240)
     await store.close()

@@ -21,7 +21,7 @@ PROGRAM = Path(__file__).parent / "programs" / "gathering.py"
 SENDERS, KEYS, MAX_EVENTS = 8, 1_000, 7
 EVENTS = (100_000 if SOAK else 20_000) // SENDERS
 # what a machine that is busy with other things may take longer than the promise of one second
-NOISE = 5.0
+NOISE = 5.0 if SOAK else 30.0
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -143,26 +143,25 @@ def test_windows_close_once_while_workers_are_killed(
     crowd = Crowd(stack, valkey, namespace, tmp_path / "batches.txt", WINDOW=window, MAX_EVENTS=10_000)
     workers = [crowd.worker() for _ in range(3)]
     for worker in workers:
-        worker.wait_for_line("^working", timeout=60)
+        worker.wait_for_line("^working", timeout=240)
     # one round of keys after the other, so that windows close all the time
     senders = crowd.senders(events, keys, NAME=name, IN_FLIGHT=keys, PAUSE=0.6)
     kills = 0
-    while any(sender.running for sender in senders):
+    while kills < 3 or any(sender.running for sender in senders):
         victim = dice.choice(workers)
         lines = len(victim.lines)
         victim.kill()
         victim.start()
         kills += 1
         # two of three are there at all times
-        victim.wait_for_line("^working", timeout=60, after=lines)
+        victim.wait_for_line("^working", timeout=240, after=lines)
         time.sleep(dice.uniform(0.05, 0.4))
     for sender in senders:
         sender.wait_for_line("^sent ")
-    found = crowd.wait(SENDERS * events, timeout=60)
+    found = crowd.wait(SENDERS * events, timeout=240)
     check_each_once_and_in_order(found, events, keys=keys)
     worst = max(late(batch, window) for batch in found) if name == "gathered" else 0.0
     print(f"{kills} workers killed, {len(found)} batches, the latest {worst:.3f} s after its window")
-    assert kills > 2
     assert worst < 1 + NOISE
 
 
@@ -190,11 +189,11 @@ def test_records_are_in_one_batch_each_while_the_workers_of_their_topic_are_kill
 
     for kill in range(kills):
         goal = records * (kill + 1) // (kills + 2) - dice.randrange(records // 20)
-        wait_until(lambda goal=goal: fed() >= goal, description=f"{goal} records before kill {kill + 1}", timeout=90)
+        wait_until(lambda goal=goal: fed() >= goal, description=f"{goal} records before kill {kill + 1}", timeout=240)
         victim = dice.choice(bound)
         victim.kill()
         victim.start()
-    topics.wait_committed(topic, topic, timeout=120)
-    found = crowd.wait(records, timeout=60)
+    topics.wait_committed(topic, topic, timeout=240)
+    found = crowd.wait(records, timeout=240)
     check_each_once_and_in_order(found, records, keys=keys, senders=1)
     assert topics.read(f"{topic}.{topic}.dlq") == []

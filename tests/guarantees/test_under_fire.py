@@ -34,10 +34,10 @@ def cuttable(url: str) -> Iterator[tuple[str, Callable[[], None]]]:
     thread.start()
     proxy = Proxy(url)
     try:
-        asyncio.run_coroutine_threadsafe(proxy.__aenter__(), loop).result(10)
-        yield proxy.url, lambda: asyncio.run_coroutine_threadsafe(_cut(proxy), loop).result(10)
+        asyncio.run_coroutine_threadsafe(proxy.__aenter__(), loop).result(60)
+        yield proxy.url, lambda: asyncio.run_coroutine_threadsafe(_cut(proxy), loop).result(60)
     finally:
-        asyncio.run_coroutine_threadsafe(proxy.__aexit__(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(proxy.__aexit__(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -133,7 +133,7 @@ class Fire:
     def _start_again(self, worker: WorkerProcess) -> None:
         # Until it has joined it has no handler for SIGTERM yet.
         before = len(worker.lines)
-        worker.start().wait_for_line("joining group", after=before, timeout=40)
+        worker.start().wait_for_line("joining group", after=before)
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def test_every_promise_holds_under_fire(kafka: str, topic_prefix: str, namespace
                     history.append(group.committed())
                 if time.monotonic() >= until:
                     break
-        group.wait_drained(timeout=120)
+        group.wait_drained(timeout=240)
         assert all(worker.running for worker in workers)
         evidence = Evidence(group.lines, group.records, group.topics.read(group.outputs), fire.interrupted, CONCURRENCY)
         assert broken_promises(evidence) == {}

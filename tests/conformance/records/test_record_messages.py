@@ -299,13 +299,13 @@ async def test_news_grow_with_everything_that_is_to_be_looked_at(rig: Rig) -> No
 
 async def test_questions_go_to_one_holder(rig: Rig) -> None:
     query = Query("q1", str(rig.id(7)), "items", b"{}")
-    await rig.other.ask(query.run_id, query, seconds=10)
+    await rig.other.ask(query.run_id, query, seconds=60)
     assert await rig.store.take_questions(rig.id(7).shard, rig.id(7).address) == (query,)
     assert await rig.store.take_questions(rig.id(7).shard, rig.id(7).address) == ()
     await rig.store.answer(query, b'{"ok":1}')
     assert await rig.other.read_answer(query) == b'{"ok":1}'
     with pytest.raises(RunNotFoundError):
-        await rig.other.ask("03-kaaaaaaaaaa-1-5", query._replace(run_id="03-kaaaaaaaaaa-1-5"), seconds=10)
+        await rig.other.ask("03-kaaaaaaaaaa-1-5", query._replace(run_id="03-kaaaaaaaaaa-1-5"), seconds=60)
 
 
 async def test_a_run_of_which_nothing_is_known_is_where_its_holder_says(rig: Rig) -> None:
