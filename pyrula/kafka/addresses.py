@@ -75,7 +75,8 @@ class Addresses:
         self._answering: set[asyncio.Task[None]] = set()
         for position, count in registered.board.items():
             if count in (ENDED, HANDED_OVER):
-                self._of(position).ended = True
+                attended = self._of(position)
+                attended.ended, attended.handed_over = True, count == HANDED_OVER
                 self._counts[position] = count
             elif not partition.is_over(position):
                 self._of(position)

@@ -50,6 +50,7 @@ __all__ = ["PARK_AFTER", "AttendedRun", "Departure"]
 log = logging.getLogger("pyrula.kafka")
 
 PARK_AFTER: Final = 1.0
+_ENDS: Final[dict[RunStatus, Ending]] = {RunStatus.FAILED: "failed", RunStatus.CANCELLED: "cancelled"}
 
 
 # Hands a run that stands still over to the store: the run, the last message that it has, what it waits for.
@@ -71,6 +72,7 @@ class AttendedRun:
         self.run_id = run_id
         self.run: RecordRun | None = None
         self.ended = False
+        self.handed_over = False
         self.began = clock.now().timestamp()
         self._store = store
         self._slots = slots
@@ -96,6 +98,7 @@ class AttendedRun:
         self._held: tuple[Raw, RecordRun | None] | None = None
         self._outcome: Outcome | None = None
         self._failure: Failure | None = None
+        self._end: Ending | None = None
 
     # what the engine calls
 
@@ -186,12 +189,20 @@ class AttendedRun:
         if self.partition.closed:
             return True
         if self.ended:
-            self._verdict.over(self.partition, record)
+            self._verdict.over(self.partition, record, await self._ending())
             return False
         if self._cancels() and not self._began and record.offset not in self.partition.journal:
             self._cancel(record)
             return False
         return True
+
+    async def _ending(self) -> Ending | None:
+        """How it ended, here or in a former holder's hands; None if it went on elsewhere."""
+        if self._end is None and not self.handed_over:
+            state = await ask_until_answered(lambda: self._store.read_record(self.run_id, 0))
+            # the end of one that isn't kept is forgotten after a while
+            self._end = "completed" if state is None else _ENDS.get(state.status, "completed")
+        return self._end
 
     def begin(self, run: RecordRun) -> None:
         """This executes the run from now on: a body that hasn't begun, or one that goes on."""
@@ -246,7 +257,7 @@ class AttendedRun:
         finally:
             self._leaving = None
         if taken:
-            self.ended = self._changes.over = True
+            self.ended = self.handed_over = self._changes.over = True
             self._verdict.left(run)
         elif not self.partition.closed:
             self._verdict.later(run, max(0.0, (waits[0].deadline or 0.0) - self._store.now()))
@@ -386,7 +397,7 @@ class AttendedRun:
         if self.partition.closed:
             return
         if taken:
-            self.ended = self._changes.over = True
+            self.ended = self.handed_over = self._changes.over = True
             run.parked()
             self.run = self._changes.run = None
         else:
@@ -477,7 +488,7 @@ class AttendedRun:
         fields = {"error": self._failure._asdict()} if status == "failed" and self._failure is not None else {}
         self._changes.event(status, **fields)
         flush = self._changes.end(RecordEnd(status, value, error, int(RETENTION_SECONDS) if kept else 0))
-        self.ended = True
+        self.ended, self._end = True, status
         if self._has_children:
             flush.on_done(self._tell_children)
         if then is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from pyrula.kafka.partition import Partition, Raw, RecordRun
+from pyrula.kafka.partition import Ending, Partition, Raw, RecordRun
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.lanes import LaneStore
 from pyrula.workflows.store.records import RecordStore
@@ -45,8 +45,8 @@ class Slots(Protocol):
 class Verdict(Protocol):
     """What becomes of a record whose run isn't at work."""
 
-    def over(self, partition: Partition, record: Raw) -> None:
-        """Its run had ended before."""
+    def over(self, partition: Partition, record: Raw, end: Ending | None) -> None:
+        """Its run had ended before, so; None: it was handed over."""
 
     def cancel(self, partition: Partition, record: Raw) -> None:
         """It was cancelled."""

@@ -19,7 +19,7 @@ from pyrula.kafka.dead_letter import letter, without_extras
 from pyrula.kafka.deaths import Mark
 from pyrula.kafka.events import EventKind, Observer, RecordEvent, tell
 from pyrula.kafka.outputs import Done, OutputRefused, Producing, TooLarge
-from pyrula.kafka.partition import Partition, Raw, RecordRun
+from pyrula.kafka.partition import Ending, Partition, Raw, RecordRun
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.serde import RecordError
 from pyrula.kafka.tally import Tally
@@ -376,8 +376,13 @@ class RunEndings:
         assert outcome.error is not None
         self._hold("paused", run.partition, run.origin, run.attempt, str(outcome.error), run.started, run)
 
-    def over(self, partition: Partition, record: Raw) -> None:
-        """The record's run had ended before, and only its offset was still open."""
+    def over(self, partition: Partition, record: Raw, end: Ending | None) -> None:
+        """The record's run had ended before, and only its offset was open. Who was to hear of it may have died."""
+        if end is not None:
+            failed: EventKind = "skipped" if self.pool.binding.on_failure == "skip" else "dead_lettered"
+            kind = failed if end == "failed" else end
+            self._settled(kind, partition, record, 0, "it had failed before" if end == "failed" else None, monotonic())
+            return
         if not partition.closed:
             partition.complete([record])
         self._release(partition)

@@ -17,6 +17,7 @@ from pyrula.workflows import (
     ConfigurationError,
     Context,
     MemoryStore,
+    StoreUnavailable,
     step,
     workflow,
 )
@@ -511,3 +512,29 @@ async def test_what_is_done_out_of_order_is_kept_over_interruptions(rig: Rig) ->
         report = await worker.backfill(Backfill(slow, rig.topic, id="b"))
     assert sorted(ran) == list(range(31))
     assert (report.read, report.matched, report.completed) == (31, 31, 31)
+
+
+async def test_failed_records_are_counted_though_the_worker_died_before_it_said_so(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed run's end is kept in the store before progress is: who goes on counts what has ended by then."""
+    await rig.create()
+    await rig.produce(numbered(20))
+    told: list[str] = []
+    store = rig.store()
+    kafka = KafkaOptions(bootstrap_servers=rig.kafka, **{**OPTIONS, "drain_timeout": 0.1})
+    dying = KafkaWorker(
+        [rig.binding(value_of)], store=store, kafka=kafka, on_event=lambda event: told.append(event.kind)
+    )
+
+    async def unsaved(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("the worker is dead")
+
+    monkeypatch.setattr(store, "save_part", unsaved)
+    task = asyncio.create_task(dying.backfill(Backfill(rig.binding(value_of), id="b")))
+    await rig.until(lambda: len(told) == 20, "every record to have ended")
+    task.cancel()
+    await asyncio.wait([task])
+    report = await run(rig, Backfill(rig.binding(value_of), id="b"))
+    assert (report.status, report.matched, report.completed, report.failed) == ("completed", 20, 18, 2)
+    assert len(await rig.read(rig.letters)) == 2

@@ -310,6 +310,7 @@ async def test_a_queued_record_is_cancelled_at_once(rig: Rig, client: WorkflowCl
     assert await types(second) == ["cancel_requested", "cancelled"]
     assert await rig.read(rig.letters) == []
     assert running.told("dead_lettered") == []
+    assert [event.offset for event in running.told("cancelled")] == [1]
 
 
 async def test_a_waiting_record_is_cancelled(rig: Rig, client: WorkflowClient) -> None:
