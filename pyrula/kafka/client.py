@@ -302,6 +302,10 @@ class GroupClient:
         """Whether the cluster had the partition when it was last asked; a deleted topic is soon known to be gone."""
         return partition.partition in (self._consumer.partitions_for_topic(partition.topic) or ())
 
+    def knows(self, topic: str) -> bool:
+        """Whether the cluster had the topic when it was last asked."""
+        return bool(self._consumer.partitions_for_topic(topic))
+
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         """Offsets and metadata the group has committed; partitions without one are absent."""
         wanted = list(partitions)

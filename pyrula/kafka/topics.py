@@ -37,22 +37,25 @@ class TopicWatch:
             )
 
     async def run(self) -> None:
-        """Look until none is missing. A topic that is deleted later is told of by who writes to it."""
+        """Look until none is missing, and again when one that is read was deleted: the client itself would see that it
+        was made again only after metadata_max_age. Of the others that is told by who writes to them."""
+        unknown = True
         while True:
             try:
-                self._compare(await self._client.existing_topics())
-                if not self.missing:
-                    return
+                if unknown:
+                    self._compare(await self._client.existing_topics())
             except BrokerError as error:
                 log.warning("%s", error)
+            else:
+                unknown = bool(self.missing)
             await asyncio.sleep(LOOK_SECONDS)
+            unknown = unknown or not all(map(self._client.knows, self._client.topics))
 
     def _compare(self, existing: frozenset[str]) -> None:
         missing = {topic: text for topic, text in self._wanted.items() if topic not in existing}
         for topic, text in missing.items():
             if topic not in self.missing:
                 log.warning("%s", text)
-        found = self.missing.keys() - missing.keys()
         self.missing = missing
-        if found & set(self._client.topics):
+        if any(topic in existing and not self._client.knows(topic) for topic in self._client.topics):
             self._client.look_for_partitions()

@@ -47,6 +47,22 @@ async def test_a_topic_that_is_made_late_is_read_from_its_start(rig: Rig) -> Non
         await rig.until_drained()
 
 
+async def test_a_topic_that_is_made_again_is_read_soon(rig: Rig) -> None:
+    """The client itself would look for it again after metadata_max_age, five minutes."""
+    seen = Seen("growth.again")
+    await rig.create(partitions=2)
+    async with rig.running(rig.binding(seen.workflow)) as running:
+        await rig.produce([b"%d" % n for n in range(4)])
+        await rig.until_drained()
+        await asyncio.to_thread(rig.topics.delete, rig.topic)
+        await rig.until(lambda: f"topic {rig.topic} of binding" in running.reasons, "health to name it", timeout=60)
+        await rig.create(partitions=2, letters=False)
+        await rig.produce([b"%d" % n for n in range(10, 15)])
+        await rig.until(lambda: len(seen.values) == 9, "the records of the new one", timeout=60)
+        await rig.until_drained()
+    assert set(seen.values.values()) == {1}
+
+
 async def test_a_pipeline_of_bindings_in_one_process(rig: Rig) -> None:
     """Each stage's output is the next one's input; every stage has its own group, lag and health."""
     middle, last = f"{rig.topic}-middle", f"{rig.topic}-last"
