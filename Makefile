@@ -30,9 +30,10 @@ bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.store
 	PYRULA_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -m bench $(TESTS) $(ARGS)
 
-# the guarantees' tests for longer than a doubt may need (PYRULA_SOAK_SECONDS=600 of faults on three brokers)
+# the guarantees' tests for longer than a doubt may need (PYRULA_SOAK_SECONDS=600 of faults on three brokers), and the
+# large searches of lanes
 soak: $(VENV)/.test
-	PYRULA_SOAK=1 PYRULA_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -s tests/guarantees $(ARGS)
+	PYRULA_SOAK=1 PYRULA_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -s tests/guarantees tests/model $(ARGS)
 
 # the oldest dependencies that pyproject.toml allows
 test-lowest:
