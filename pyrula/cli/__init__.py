@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from pyrula import __version__
-from pyrula.cli import backfill, explain, history, lanes, runs, serve, token, topics, worker
+from pyrula.cli import backfill, explain, history, lanes, redrive, runs, serve, token, topics, worker
 from pyrula.cli.dev import command as dev
 from pyrula.cli.problem import Problem
 
@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     worker.add_command(commands)
     topics.add_command(commands)
     lanes.add_command(commands)
+    redrive.add_command(commands)
     backfill.add_command(commands)
     history.add_command(commands)
     explain.add_command(commands)

@@ -6,6 +6,7 @@
 from pyrula.kafka.backfill import Backfill
 from pyrula.kafka.binding import Binding, check_bindings
 from pyrula.kafka.events import BindingHealth, BindingStats, Health, RecordEvent, Unfinished
+from pyrula.kafka.letters import DeadLetter
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.record import Record
 from pyrula.kafka.serde import BytesSerde, JsonSerde, RecordError, Serde, StrSerde
@@ -17,6 +18,7 @@ __all__ = [
     "BindingHealth",
     "BindingStats",
     "BytesSerde",
+    "DeadLetter",
     "Health",
     "JsonSerde",
     "KafkaOptions",

@@ -105,10 +105,10 @@ class Addresses:
         if run.host is not self.partition or self.partition.binding.keep == "all":
             self._of(run.origin.offset).on_outcome(outcome)
 
-    def on_failure(self, record: Raw, error: BaseException) -> None:
-        """What a record's run failed with, once and for all."""
+    def on_failure(self, record: Raw, error: BaseException, run: RecordRun | None) -> None:
+        """What a record's run failed with, once and for all; no run: it wasn't made one."""
         if record.offset in self.partition.addressed or self.partition.binding.keep != "none":
-            self._of(record.offset).on_failure(error)
+            self._of(record.offset).on_failure(record, error, run)
 
     def retry_later(self, run: RecordRun, delay: float) -> bool:
         """Whether the next round of a run is left to the store: a long delay, where it may be handed over."""
@@ -202,6 +202,8 @@ class Addresses:
 
     async def _notice(self, position: int, count: int) -> None:
         partition = self.partition
+        if count == HANDED_OVER:
+            self._counts[position] = count  # redriven, perhaps: it goes from the board with its commit
         if partition.closed or count in (ENDED, HANDED_OVER) or self._counts.get(position) == count:
             return
         self._counts[position] = count

@@ -18,10 +18,12 @@ from typing import Any, Final, TypeAlias
 from pyrula.kafka.attending import AttendingStore, Slots, Verdict
 from pyrula.kafka.partition import Ending, Partition, Raw, RecordRun
 from pyrula.kafka.run_changes import Changes
+from pyrula.kafka.stored_record import encode_record
 from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.engine.desk import Desk
+from pyrula.workflows.engine.retry import rows_for_retry
 from pyrula.workflows.errors import LeaseLost, SerializationError, StoreError
 from pyrula.workflows.execution import ChildRequest, Execution, Outcome
 from pyrula.workflows.replay.journal import Entry
@@ -42,6 +44,7 @@ from pyrula.workflows.store.messages import (
 from pyrula.workflows.store.payloads import Failure, encode_failure, failure_of
 from pyrula.workflows.store.record_changes import RecordEnd, RecordId
 from pyrula.workflows.store.records import RecordState
+from pyrula.workflows.store.redrive import KEPT_JOURNAL, KEPT_RECORD
 from pyrula.workflows.store.runs import RETENTION_SECONDS, Submission
 from pyrula.workflows.worker.patience import ask_until_answered
 
@@ -99,6 +102,8 @@ class AttendedRun:
         self._outcome: Outcome | None = None
         self._failure: Failure | None = None
         self._end: Ending | None = None
+        self._params = b""
+        self._rows: list[tuple[int, bytes]] = []
 
     # what the engine calls
 
@@ -438,9 +443,16 @@ class AttendedRun:
             self._slots.enter(self.partition, rested=True)
         self._outcome = outcome
 
-    def on_failure(self, error: BaseException) -> None:
-        """What it failed with, once and for all."""
+    def on_failure(self, record: Raw, error: BaseException, run: RecordRun | None) -> None:
+        """What it failed with, once and for all; no run: it wasn't made one. What a redrive takes is kept with its end,
+        up to a size."""
         self._failure = failure_of(error)
+        params = encode_record(record)
+        self._params = params if len(params) <= KEPT_RECORD else b""
+        if run is not None:
+            self._changes.attempt = run.attempt
+            if run.journal is not None and run.journal.size <= KEPT_JOURNAL:
+                self._rows = rows_for_retry(run.journal, error)
 
     def hold(self, record: Raw, text: str, run: RecordRun | None) -> None:
         """It can't go on until somebody says so, then by this run, or from its beginning if there is none."""
@@ -487,7 +499,8 @@ class AttendedRun:
             error = encode_failure(self._failure or Failure("", "failed"))
         fields = {"error": self._failure._asdict()} if status == "failed" and self._failure is not None else {}
         self._changes.event(status, **fields)
-        flush = self._changes.end(RecordEnd(status, value, error, int(RETENTION_SECONDS) if kept else 0))
+        params, rows = (self._params, self._rows) if status == "failed" else (b"", [])
+        flush = self._changes.end(RecordEnd(status, value, error, int(RETENTION_SECONDS) if kept else 0, params, rows))
         self.ended, self._end = True, status
         if self._has_children:
             flush.on_done(self._tell_children)

@@ -236,7 +236,7 @@ class RunEndings:
     ) -> None:
         """The last word on a record that failed, by the binding's on_failure. No run: it was not made one."""
         if partition.addresses is not None:
-            partition.addresses.on_failure(record, error)
+            partition.addresses.on_failure(record, error, run)
         binding, text, since = self.pool.binding, _one_line(error), monotonic()
         if run is not None:
             attempts, since = run.attempt, run.started

@@ -1,9 +1,10 @@
-"""Runs that were handed over, in this process: claimed for its bindings, within their max_concurrency, and brought to
-their end.
+"""Runs that were handed over or redriven, in this process: claimed for its bindings, within their max_concurrency, and
+brought to their end.
 
-Rules: a run that is executed here takes one of its binding's slots, so the pool that works on records has one less. One
-place is kept for them where there are several, or records alone could take all for ever. One claim is on its way at a
-time; wake-ups, timers and the end of a second are reasons to look.
+Rules: a run that is executed here takes one of its binding's slots, so the pool that works on records has one less.
+Where records take all of them one is claimed nevertheless, and begins with the next slot that gets free, or records
+alone could take all for ever; if that lasts, it is given back for others to claim, and a slot is kept. One claim is on
+its way at a time; wake-ups, timers and the end of a second are reasons to look.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import Any, Final
 
 from pyrula.kafka.events import EventKind, Observer, RecordEvent, tell
@@ -37,6 +39,7 @@ log = logging.getLogger("pyrula.kafka")
 POLL_SECONDS: Final = 1.0
 QUERY_SECONDS: Final = 10.0
 GRACE_SECONDS: Final = 5.0
+SLOT_SECONDS: Final = 1.0
 
 
 class HandedOverRuns:
@@ -53,6 +56,7 @@ class HandedOverRuns:
         self._observer = observer
         self._pools: dict[str, tuple[Replayers, Outputs]] = {}
         self._tasks: dict[asyncio.Task[None], Replayers] = {}
+        self._kept: set[Replayers] = set()
         self._wake = asyncio.Event()
         self._due: float | None = None
         self._stopping = False
@@ -143,14 +147,20 @@ class HandedOverRuns:
                 self._due = claims.next_due
             for claimed in claims.runs:
                 self._begin(claimed)
+            if pool in self._kept:
+                self._kept.discard(pool)
+                self._fit(pool)
 
     def _room(self, pool: Replayers) -> int:
-        """How many more of the binding's runs may be executed here. One place is kept for the first of them."""
-        most, mine = pool.binding.max_concurrency, self._running(pool)
-        free = most - mine - pool.in_flight
-        if free <= 0 and mine == 0 and most > 1:
-            pool.resize(most - 1)
-        return free
+        """How many more of the binding's runs may be claimed here; the first of them always, unless a slot is kept."""
+        mine = self._running(pool)
+        free = pool.binding.max_concurrency - mine - pool.in_flight
+        return free if mine or pool in self._kept else max(free, 1)
+
+    def _fit(self, pool: Replayers) -> None:
+        """Records get the slots that these runs leave."""
+        taken = max(self._running(pool), pool in self._kept)
+        pool.resize(max(0, pool.binding.max_concurrency - taken))
 
     def _running(self, pool: Replayers) -> int:
         return sum(one is pool for one in self._tasks.values())
@@ -163,26 +173,39 @@ class HandedOverRuns:
         held = HandedRun(claimed, self, pool.binding, outputs, self._told)
         former = self.held.get(claimed.lease.run_id)
         self.held[claimed.lease.run_id] = held
-        task = asyncio.get_running_loop().create_task(self._live(held, former), name=f"run {claimed.lease.run_id}")
+        task = asyncio.get_running_loop().create_task(self._live(held, former, pool), name=f"run {held.lease.run_id}")
         self._tasks[task] = pool
-        pool.resize(max(0, pool.binding.max_concurrency - self._running(pool)))
+        self._fit(pool)
         log.debug("run %s of offset %d goes on", claimed.lease.run_id, stored.offset)
         task.add_done_callback(self._gone)
 
     def _gone(self, task: "asyncio.Task[None]") -> None:
         pool = self._tasks.pop(task)
-        pool.resize(pool.binding.max_concurrency - self._running(pool))
+        self._fit(pool)
         if not task.cancelled() and task.exception() is not None:
             log.error("a handed-over run was dropped", exc_info=task.exception())
         self._wake.set()
 
-    async def _live(self, held: HandedRun, former: HandedRun | None) -> None:
+    async def _gets_slot(self, pool: Replayers, held: HandedRun) -> bool:
+        """Whether records have let go of the slot that was taken from them."""
+        until = monotonic() + SLOT_SECONDS
+        while pool.in_flight + self._running(pool) > pool.binding.max_concurrency:
+            if self._stopping or held.lost is not None or monotonic() > until:
+                return False
+            await asyncio.sleep(SLOT_SECONDS / 50)
+        return True
+
+    async def _live(self, held: HandedRun, former: HandedRun | None, pool: Replayers) -> None:
         if former is not None:
             former.lose(LeaseLost(f"run {held.lease.run_id} was claimed again, by this same process"))
         try:
             while held.claimed.alone and len(self.held) > 1 and not self._stopping and held.lost is None:
                 await woken_within(self._wake, POLL_SECONDS)
-            await held.live()
+            if await self._gets_slot(pool, held):
+                await held.live()
+            else:
+                await held.release()
+                self._kept.add(pool)
         except LeaseLost as error:
             log.info("run %s is dropped: %s", held.lease.run_id, error)
         finally:

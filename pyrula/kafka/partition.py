@@ -160,8 +160,8 @@ class Attending(Protocol):
     def on_outcome(self, run: RecordRun, outcome: Outcome) -> None:
         """A body has ended, or was cut."""
 
-    def on_failure(self, record: Raw, error: BaseException) -> None:
-        """What a record's run failed with, once and for all."""
+    def on_failure(self, record: Raw, error: BaseException, run: RecordRun | None) -> None:
+        """What a record's run failed with, once and for all; no run: it wasn't made one."""
 
     def retry_later(self, run: RecordRun, delay: float) -> bool:
         """Whether the next round of a run, which is due in so many seconds, is seen to."""

@@ -281,8 +281,7 @@ class KafkaWorker:
             )
             self._groups.append(consumer)
         await asyncio.gather(*(group.start() for group in self._groups))
-        if self.store.hands_over:
-            self._handed.start()
+        self._handed.start()
         self._look_for_topics()
         self._look_for_backfills(self._commits)
         self._state = "healthy"

@@ -47,6 +47,7 @@ from pyrula.workflows.store.payloads import (
     read_failure,
 )
 from pyrula.workflows.store.record_changes import RecordFinder
+from pyrula.workflows.store.redrive import RedriveStore
 from pyrula.workflows.store.refusals import RunFinishedError, RunNotFoundError
 from pyrula.workflows.store.registry import Registry
 from pyrula.workflows.store.runs import Origin, Query, Result, RunSender, ScheduleStore
@@ -63,7 +64,9 @@ _ANSWER_GRACE: Final = 5.0
 _STOPPED: Final = TERMINAL | {RunStatus.PAUSED}
 
 
-class SendingStore(RunSender, ScheduleStore, RunLister, BatchStore, BackfillStore, RecordFinder, Registry, Protocol):
+class SendingStore(
+    RunSender, ScheduleStore, RunLister, BatchStore, BackfillStore, RecordFinder, RedriveStore, Registry, Protocol
+):
     """What a client needs of a store."""
 
     async def open(self) -> None: ...

@@ -96,7 +96,9 @@ class RunHandle(RunRef, Generic[R_co]):
         return await self._calls.unpause(self._named, self)
 
     async def retry(self) -> RunStatus:
-        """Run a failed or cancelled run again; steps that succeeded keep their results. TransitionRefused otherwise."""
+        """Run a failed or cancelled run again; steps that succeeded keep their results. TransitionRefused otherwise.
+
+        The run of a record too: one that was dead-lettered runs beside its lane (docs/kafka-runs.md)."""
         return await self._calls.retry(self._named, self)
 
     async def status(self) -> RunStatus:

@@ -1,5 +1,6 @@
-"""Finding the runs of a topic's records."""
+"""Finding the runs of a topic's records, and what is wanted of a dead letter."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pyrula.workflows.client.calls import SendingStore
@@ -7,7 +8,7 @@ from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.store.record_changes import RecordId
 from pyrula.workflows.store.refusals import RunNotFoundError
 
-__all__ = ["BoundToTopics", "record_run_id"]
+__all__ = ["BoundToTopics", "RunLetter", "record_run_id"]
 
 
 class BoundToTopics(Protocol):
@@ -24,6 +25,22 @@ class BoundToTopics(Protocol):
 
     def place_of(self, partition: int, topic: str | None) -> tuple[bytes, str]:
         """The source that a partition is in a store, and the address of its runs. `topic` None: its only one."""
+
+
+class RunLetter(Protocol):
+    """A dead letter (`pyrula.kafka.DeadLetter`): whose it is, and what its run is executed from."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def workflow(self) -> str: ...
+
+    @property
+    def params(self) -> bytes: ...
+
+    @property
+    def rows(self) -> Sequence[tuple[int, bytes]]: ...
 
 
 async def record_run_id(

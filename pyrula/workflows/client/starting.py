@@ -19,7 +19,7 @@ from pyrula.workflows.client.backfills import BackfillClient
 from pyrula.workflows.client.calls import Named, SendingStore, signal_message
 from pyrula.workflows.client.handle import RunHandle
 from pyrula.workflows.client.listing import RunCounts, RunPage, Statuses, count_runs, list_runs
-from pyrula.workflows.client.record_runs import BoundToTopics, record_run_id
+from pyrula.workflows.client.record_runs import BoundToTopics, RunLetter, record_run_id
 from pyrula.workflows.client.refs import RunRef, checked_priority, checked_text
 from pyrula.workflows.client.schedules import ScheduleClient
 from pyrula.workflows.client.trigger import TriggerCalls
@@ -33,6 +33,7 @@ from pyrula.workflows.naming import meant, names_checked
 from pyrula.workflows.params import Params, encode_unchecked
 from pyrula.workflows.stamps import stamp_of
 from pyrula.workflows.store.messages import Message
+from pyrula.workflows.store.redrive import Letter
 from pyrula.workflows.store.registry import Enlisted, misfits
 from pyrula.workflows.store.runs import Submission
 
@@ -250,6 +251,18 @@ class WorkflowClient(TriggerCalls):
         await self._open()
         run_id = await record_run_id(self.store, binding, partition, offset, topic)
         return RunHandle(self, binding.workflow, run_id)
+
+    async def redrive(self, letter: RunLetter) -> RunHandle[Any]:
+        """Run a dead-lettered record once more, by its letter: DeadLetter.of(a record of the dead-letter topic).
+
+        As `retry` of its run, which needs no letter as long as the store keeps its end; what the store has kept of it
+        goes before what the letter says. Without a journal in either it runs from its beginning: the event `redriven`
+        tells, by `resumed`. TransitionRefused if it is at work or completed; RunNotFoundError if its partition never
+        had a worker with this store."""
+        await self._open()
+        await self.store.redrive(letter.run_id, Letter(letter.params, letter.rows))
+        await self._waits.sent(letter.run_id)
+        return RunHandle(self, letter.workflow, letter.run_id)
 
     async def _submit(
         self,

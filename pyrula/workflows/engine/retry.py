@@ -14,7 +14,7 @@ from pyrula.workflows.engine.letters import no_signal
 from pyrula.workflows.errors import SerializationError, StepError
 from pyrula.workflows.replay.journal import Entry, Journal, encode_row
 
-__all__ = ["end_of_kept", "first", "kept_notes", "rows_to_drop", "without_end"]
+__all__ = ["end_of_kept", "first", "kept_notes", "rows_for_retry", "rows_to_drop", "without_end"]
 
 _LASTING: Final = frozenset(("applied", "message", "answer", "trigger"))
 _FRESH: Final = frozenset(("timeout", "signal"))
@@ -39,6 +39,16 @@ def without_end(journal: Journal) -> tuple[Journal, list[tuple[int, bytes]]]:
     changed = journal.without(dropped)
     written = [(changed.append(entry), encode_row(entry, None)) for entry in kept]
     return changed.without(set()), [*((index, b"") for index in sorted(dropped)), *written]
+
+
+def rows_for_retry(journal: Journal, failure: BaseException) -> list[tuple[int, bytes]]:
+    """The rows that a further round of a run begins with that failed of this; the journal stays as it is."""
+    rows = journal.entries()
+    dropped = rows_to_drop(journal, failure)
+    changed = journal.without(dropped)
+    for note in kept_notes(rows, dropped, []):
+        changed.append(note)
+    return changed.rows()
 
 
 def kept_notes(rows: list[tuple[int, Entry]], dropped: set[int], running: list[str]) -> list[Entry]:

@@ -10,10 +10,10 @@ from pyrula.workflows.errors import LeaseLost, StaleToken
 from pyrula.workflows.store.memory_backfills import KeptBackfill, MemoryBackfills
 from pyrula.workflows.store.memory_batches import MemoryBatches
 from pyrula.workflows.store.memory_board import Board
-from pyrula.workflows.store.memory_lanes import MemoryLanes
 from pyrula.workflows.store.memory_listing import MemoryListing
 from pyrula.workflows.store.memory_outlook import MemoryOutlook
 from pyrula.workflows.store.memory_record_runs import RecordRuns
+from pyrula.workflows.store.memory_redrive import MemoryRedrive
 from pyrula.workflows.store.memory_schedules import MemorySchedules
 from pyrula.workflows.store.port import MAX_POSITION, Batch, Claim, Row, Token
 
@@ -33,7 +33,7 @@ class _Source:
     rows: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
 
-class MemoryStore(MemoryLanes, MemorySchedules, MemoryListing, MemoryBackfills, MemoryBatches, MemoryOutlook):
+class MemoryStore(MemoryRedrive, MemorySchedules, MemoryListing, MemoryBackfills, MemoryBatches, MemoryOutlook):
     """A SourceStore and RunStore that forgets everything with the process.
 
     >>> store = MemoryStore()

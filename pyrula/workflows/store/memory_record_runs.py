@@ -38,6 +38,8 @@ class Record:
     events: list[bytes] = field(default_factory=list)
     value: bytes = b"null"
     error: bytes | None = None
+    params: bytes = b""
+    rows: Sequence[tuple[int, bytes]] = ()
     finished_at: float | None = None
     until: float | None = None
 
@@ -289,7 +291,7 @@ class RecordRuns:
 
     def _end(self, record: RecordId, run: Record, change: RecordChange) -> None:
         assert change.end is not None
-        status, run.value, run.error, seconds = change.end
+        status, run.value, run.error, seconds, run.params, run.rows = change.end
         run.status, run.waits, run.interrupts = RunStatus(status), (), {}
         run.finished_at = self.board.now()
         if not seconds and not run.done_by_clients:

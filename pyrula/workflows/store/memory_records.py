@@ -14,7 +14,7 @@ from pyrula.workflows.store.messages import Applied, Delivered, Interrupt, Messa
 from pyrula.workflows.store.port import Token
 from pyrula.workflows.store.record_changes import RecordId
 from pyrula.workflows.store.record_places import locate
-from pyrula.workflows.store.records import ENDED, GONE_SECONDS, RecordState, Registration, no_retry
+from pyrula.workflows.store.records import ENDED, GONE_SECONDS, RecordState, Registration
 from pyrula.workflows.store.refusals import RunNotFoundError, TransitionRefused
 from pyrula.workflows.store.runs import Origin, Query, Result, RunDetail
 
@@ -157,7 +157,7 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         if record is None:
             return await super().retry(run_id)
         run = self._records.see(record)
-        return await self._go_on(record, run, False, no_retry(run_id, "{}"))
+        return await self._go_on(record, run, False, "is {}; only a failed or cancelled run can be retried")
 
     async def _go_on(self, record: RecordId, run: Record | None, dropped: bool, refusal: str) -> RunStatus:
         await asyncio.sleep(0)

@@ -47,12 +47,16 @@ class RecordFinder(Protocol):
 
 
 class RecordEnd(NamedTuple):
-    """How a run ended. It is kept for `seconds`; with 0 only if a client has done something to it, which is to hear."""
+    """How a run ended. It is kept for `seconds`; with 0 only if a client has done something to it, which is to hear.
+
+    `params` (what it is executed from) and `rows` (its journal) are kept with it, for a redrive."""
 
     status: Literal["completed", "failed", "cancelled"]
     value: bytes
     error: bytes | None
     seconds: int
+    params: bytes = b""
+    rows: Sequence[tuple[int, bytes]] = ()
 
 
 @dataclass(frozen=True, slots=True)

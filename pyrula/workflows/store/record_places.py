@@ -9,10 +9,10 @@ from pyrula.workflows.codec import dumps
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.payloads import Failure, encode_answer, encode_refusal, read_answer
 from pyrula.workflows.store.records import WHERE
-from pyrula.workflows.store.refusals import RunNotFoundError
+from pyrula.workflows.store.refusals import RunNotFoundError, TransitionRefused
 from pyrula.workflows.store.runs import Query, Subscription
 
-__all__ = ["Place", "answer_where", "locate"]
+__all__ = ["Place", "answer_where", "check_complete", "locate"]
 
 _SECONDS: Final = 3.0
 _LOOK_SECONDS: Final = 0.25
@@ -61,6 +61,17 @@ async def locate(store: Asking, run_id: str) -> Place:
     if failure is not None:
         raise RunNotFoundError(run_id)
     return Place(RunStatus(value["status"]), tuple(dumps(event) for event in value["events"]))
+
+
+async def check_complete(store: Asking, run_id: str) -> None:
+    """Ask the holder of its partition whether the record of a letter is complete. TransitionRefused if it isn't, or if
+    nobody answers."""
+    try:
+        place = await locate(store, run_id)
+    except RunNotFoundError:
+        return
+    text = f"is {place.status}: its record isn't complete, or no worker has its partition, which could tell"
+    raise TransitionRefused(run_id, place.status, text)
 
 
 def answer_where(status: RunStatus | None, events: list[object]) -> bytes:

@@ -31,7 +31,6 @@ __all__ = [
     "RecordState",
     "RecordStore",
     "Registration",
-    "no_retry",
 ]
 
 MAX_ADDRESSED: Final = 10_000
@@ -114,11 +113,3 @@ class RecordStore(Protocol):
 
 class OnInbox(Protocol):
     def __call__(self, run_id: str, /) -> None: ...
-
-
-def no_retry(run_id: str, status: str) -> str:
-    """Why the run of a record isn't retried."""
-    return (
-        f"is {status}; the run of a record can be retried while its record is held (on_failure='stop'), "
-        "not once the record is complete: copy it from the dead-letter topic instead"
-    )

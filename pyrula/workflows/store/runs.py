@@ -40,6 +40,7 @@ from pyrula.workflows.store.messages import (
 )
 from pyrula.workflows.store.outlook import Outlook
 from pyrula.workflows.store.record_changes import RecordFinder
+from pyrula.workflows.store.redrive import RedriveStore
 from pyrula.workflows.store.registry import Registry
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
@@ -357,7 +358,16 @@ class ScheduleStore(Protocol):
 
 
 class RunStore(
-    RunSender, RunHolder, ScheduleStore, RunLister, BatchStore, BackfillStore, RecordFinder, Registry, Protocol
+    RunSender,
+    RunHolder,
+    ScheduleStore,
+    RunLister,
+    BatchStore,
+    BackfillStore,
+    RecordFinder,
+    RedriveStore,
+    Registry,
+    Protocol,
 ):
     """Everything about submitted runs."""
 

@@ -20,11 +20,12 @@ from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import Change, End, Message, Wait
 from pyrula.workflows.store.refusals import TransitionRefused
 from pyrula.workflows.store.runs import ClaimedRun
-from tests.conformance.records.rig import SOURCE, Rig
+from tests.conformance.records.rig import ADDRESS, SOURCE, Rig
 
 A, B = lane_of(b"a"), lane_of(b"b")
 WAIT = (Wait("signal", "go"),)
-SERVED = [("@orders", "1")]
+ORDERS = f"@k{ADDRESS.rpartition('-')[0]}"
+SERVED = [(ORDERS, "1")]
 MANY = LaneBounds(1000, 1 << 20, 1 << 20)
 CANCEL = Message("cancel", "cancel")
 FAILURE = b'{"type":"ValueError","message":"no","trace":""}'
@@ -33,7 +34,7 @@ FAILURE = b'{"type":"ValueError","message":"no","trace":""}'
 async def park(rig: Rig, position: int, lane: bytes | None = A, **fields: Any) -> HandedOver:
     await rig.change(position, 1, status=RunStatus.SIGNAL_WAITING, waits=WAIT, rows=[(0, b"row")])
     values: dict[str, Any] = {"attempt": 1, "seen": 0, "waits": WAIT, "rows": [(0, b"row")], **fields}
-    run = HandingOver(rig.id(position), lane, "@orders", b"{}", **values)
+    run = HandingOver(rig.id(position), lane, ORDERS, b"{}", **values)
     answer: HandedOver = await rig.store.hand_over(rig.registration, rig.token, run)
     return answer
 
@@ -44,7 +45,7 @@ async def block(rig: Rig, position: int, lane: bytes | None = A) -> HandedOver:
 
 async def line_up(rig: Rig, positions: Sequence[int], lane: bytes = A, bounds: LaneBounds = MANY) -> LinedUp:
     records = [(rig.id(position), b'{"value":%d}' % position) for position in positions]
-    (answer,) = await rig.store.line_up(rig.registration, rig.token, "@orders", [LiningUp(lane, records)], bounds)
+    (answer,) = await rig.store.line_up(rig.registration, rig.token, ORDERS, [LiningUp(lane, records)], bounds)
     assert isinstance(answer, LinedUp)
     return answer
 
@@ -181,7 +182,7 @@ async def test_several_lanes_line_up_in_one_call(rig: Rig) -> None:
         LiningUp(lane_of(b"c"), [(rig.id(4), b"{}")]),
         LiningUp(B, [(rig.id(5), b"{}"), (rig.id(6), b"{}")]),
     ]
-    answers = await rig.store.line_up(rig.registration, rig.token, "@orders", sent, LaneBounds(1, 999, 999))
+    answers = await rig.store.line_up(rig.registration, rig.token, ORDERS, sent, LaneBounds(1, 999, 999))
     assert answers == [LinedUp(1, "all"), LinedUp(0, "home"), LinedUp(1, "full")]
     await rig.signal(2)
     await finish(rig, await claim(rig))
@@ -195,7 +196,7 @@ async def test_only_the_holder_of_a_source_queues(rig: Rig) -> None:
     await rig.claim(rig.other, 2)
     sent = [LiningUp(A, [(rig.id(4), b"{}")])]
     with pytest.raises(LeaseLost):
-        await rig.store.line_up(rig.registration, old, "@orders", sent, MANY)
+        await rig.store.line_up(rig.registration, old, ORDERS, sent, MANY)
     assert (await lane(rig)).queued == 0
 
 

@@ -52,7 +52,14 @@ class Rig:
         return answer
 
     async def end(self, position: int, number: int, status: Any = "completed", **fields: Any) -> Any:
-        end = RecordEnd(status, fields.pop("value", b"null"), fields.pop("error", None), fields.pop("seconds", 3600))
+        end = RecordEnd(
+            status,
+            fields.pop("value", b"null"),
+            fields.pop("error", None),
+            fields.pop("seconds", 3600),
+            fields.pop("params", b""),
+            fields.pop("rows", ()),
+        )
         return await self.change(position, number, end=end, **fields)
 
     async def state(self, position: int, seen: int = 0) -> RecordState:

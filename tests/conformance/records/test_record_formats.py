@@ -61,10 +61,11 @@ async def test_every_key_and_field_is_documented(valkey_store: ValkeyStore, serv
     assert found - others == documented
     assert await fields(server, f"{prefix}s:k{ADDRESS}") == set(first_columns("Fields of `{N:k}s:"))
     expected = set(first_columns("Fields of `{N:k}r:"))
-    assert await fields(server, f"{prefix}r:{run}") == expected - {"gone", "value", "finished"}
+    assert await fields(server, f"{prefix}r:{run}") == expected - {"gone", "value", "finished", "params"}
     await valkey_store.forget_record(rig.registration, rig.token, rig.id(7))
     assert await fields(server, f"{prefix}r:{run}") == {"gone"}
-    await rig.end(8, 1)
+    await rig.end(8, 1, "failed", params=b"{}", rows=[(0, b"kept")])
+    assert await server.hash(f"{prefix}j:{rig.id(8)}".encode()) == {b"0": b"kept"}
     assert await fields(server, f"{prefix}r:{rig.id(8)}") == expected - {"gone"}
 
 

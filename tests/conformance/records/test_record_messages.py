@@ -146,7 +146,7 @@ async def test_an_end_is_final(rig: Rig) -> None:
     with pytest.raises(RunFinishedError, match="failed"):
         await rig.signal(7)
     assert (await rig.other.deliver(run, Message("cancel", "cancel"))).status == RunStatus.FAILED
-    with pytest.raises(TransitionRefused, match="dead-letter"):
+    with pytest.raises(TransitionRefused, match="dead letter"):
         await rig.other.retry(run)
     assert [unread.message.id for unread in (await rig.other.detail(run)).unread] == ["late"]
     assert await rig.rows() == []

@@ -4,7 +4,7 @@ What `RunSender` is asked about the run of a record is answered here, everything
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pyrula.workflows.errors import LeaseLost
@@ -20,7 +20,6 @@ from pyrula.workflows.store.records import (
     MAX_ADDRESSED,
     RecordState,
     Registration,
-    no_retry,
 )
 from pyrula.workflows.store.refusals import (
     InboxFullError,
@@ -281,25 +280,16 @@ class ValkeyRecords(ValkeyRunHolder):
         )  # fmt: skip
 
     async def unpause(self, run_id: str) -> RunStatus:
-        status = await self._let_go_on(run_id, "unpause", lambda status: f"is {status}, not paused")
-        return await super().unpause(run_id) if status is None else status
-
-    async def retry(self, run_id: str) -> RunStatus:
-        status = await self._let_go_on(run_id, "retry", lambda status: no_retry(run_id, status))
-        return await super().retry(run_id) if status is None else status
-
-    async def _let_go_on(self, run_id: str, verb: str, refusal: Callable[[RunStatus], str]) -> RunStatus | None:
-        """None for a run that is no record's, or that was handed over."""
         record = RecordId.parse(run_id)
-        found = None if record is None else await self._go_on(record, verb, encode_event("unpaused", self._runs.now()))
+        found = None if record is None else await self._go_on(record, "unpause")
         if found is None:
-            return None
+            return await super().unpause(run_id)
         verdict, status = found
         if verdict == b"refused":
-            raise TransitionRefused(run_id, status, refusal(status))
+            raise TransitionRefused(run_id, status, f"is {status}, not paused")
         return status
 
-    async def _go_on(self, record: RecordId, verb: str, event: bytes) -> tuple[bytes, RunStatus] | None:
+    async def _go_on(self, record: RecordId, verb: str) -> tuple[bytes, RunStatus] | None:
         """None if the run was handed over."""
         address, (hash_key, events, inbox, *_) = self._of(record)
         arguments = [
@@ -308,7 +298,7 @@ class ValkeyRecords(ValkeyRunHolder):
             b"%d" % record.position,
             verb.encode(),
             secrets.token_hex(8).encode(),
-            event,
+            encode_event("unpaused", self._runs.now()),
         ]
         asked = [address.stream, address.board, hash_key, events, inbox, address.lanes]
         verdict, *rest = await self._run("verb", asked, arguments)
@@ -316,7 +306,7 @@ class ValkeyRecords(ValkeyRunHolder):
             return None
         if verdict == b"missing":
             place = await self._locate(record)
-            return await self._go_on(record, verb, event) if place is None else (b"refused", place.status)
+            return await self._go_on(record, verb) if place is None else (b"refused", place.status)
         return verdict, read_status(rest[0])
 
     async def ask(self, run_id: str, query: Query, *, seconds: float) -> None:

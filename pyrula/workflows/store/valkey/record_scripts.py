@@ -9,7 +9,7 @@ from pyrula.workflows.store.valkey.run_scripts import behind_libraries
 from pyrula.workflows.store.valkey.scripts import Script
 
 _ALONE = {"pass"}
-_OF_RUNS = {"hand_over", "line_up", "homecoming"}
+_OF_RUNS = {"hand_over", "line_up", "homecoming", "redrive"}
 
 
 @cache

@@ -102,6 +102,8 @@ def change_request(
         arguments.append(b"")
     else:
         arguments += [end.status.encode(), end.value, end.error or b"", b"%d" % end.seconds, b"%d" % TOLD_SECONDS]
+        arguments.append(end.params)
+        _counted(arguments, 2, (part for index, data in end.rows for part in (b"%d" % index, data)))
     names = [
         source_key,
         b"%b%d" % (prefix, bucket),
@@ -110,6 +112,7 @@ def change_request(
         outbox(namespace, record.shard),
         *record_keys(namespace, record),
         keys.lanes,
+        RunKeys(namespace, RunId(record.shard, str(record), 1)).journal,
     ]
     return wire.evalsha(script, names, arguments)
 

@@ -21,7 +21,7 @@ from pyrula.workflows.store.valkey.address import Address
 from pyrula.workflows.store.valkey.appender import Appender, lost
 from pyrula.workflows.store.valkey.checks import check_server, parse_info
 from pyrula.workflows.store.valkey.link import Meaning, meaning
-from pyrula.workflows.store.valkey.record_lanes import ValkeyLanes
+from pyrula.workflows.store.valkey.record_redrive import ValkeyRedrive
 from pyrula.workflows.store.valkey.route import Route
 from pyrula.workflows.store.valkey.run_backfills import ValkeyBackfills
 from pyrula.workflows.store.valkey.run_batches import ValkeyBatches
@@ -46,7 +46,7 @@ _PAGE_BUCKETS = 8
 
 
 @names_checked
-class ValkeyStore(ValkeyLanes, ValkeySchedules, ValkeyListing, ValkeyBackfills, ValkeyBatches, ValkeyOutlook):
+class ValkeyStore(ValkeyRedrive, ValkeySchedules, ValkeyListing, ValkeyBackfills, ValkeyBatches, ValkeyOutlook):
     """A SourceStore and RunStore on Valkey >= 7.2 or Redis >= 7.2.
 
     A request is given ``timeout`` seconds, and sent again for ``retry_for`` seconds before StoreUnavailable. With TLS,

@@ -3,7 +3,7 @@
 --
 -- KEYS  1  the source's hash, 2  the journal's bucket, 3  the address's hash, 4  its board, 5  the shard's outbox
 --       6..11  the run's hash, events, inbox, ids of messages met, when they were consumed, interrupts and children
---       12     the address's lanes
+--       12     the address's lanes, 13  the journal that the run has once it is in the store
 -- ARGV  1..5  token, number of this sending, high mark, witness or '', seconds to live (as in append.lua)
 --       6..8  channel, id, position
 --       9..14 number of the bucket, bytes to set, holder, number of the change, retention, status
@@ -11,7 +11,8 @@
 --             rows to set (index, data), rows to delete, message numbers consumed, updates applied (id, outcome's letter
 --             and value), interrupts opened (id, payload) and closed, children (id, policy), events
 --       then  '' or an end: status, value, error or '', seconds to keep it, seconds to keep it if a client has done
---             something to the run and the former are 0: else nothing of it stays
+--             something to the run and the former are 0: else nothing of it stays; for a redrive: what it is executed
+--             from, or '', and counted: rows (index, data)
 -- reply    1 written, 0 refused: the token is another one
 --
 -- Keeps: as append.lua. A change is written once, by its holder and number; an end is the last one. With the end of a run
@@ -140,11 +141,18 @@ if ended ~= '' then
   end
   ttl = ttl > 0 and ttl or told
   shown = true
+  local params, rows = arg(), take(2 * count())
+  redis.call('UNLINK', KEYS[13])
+  in_pieces('HSET', KEYS[13], rows)
+  if params ~= '' then
+    redis.call('HSET', hash, 'params', params)
+  end
 end
 save(hash, state)
 for place = 6, 11 do
   redis.call('EXPIRE', KEYS[place], ttl)
 end
+redis.call('EXPIRE', KEYS[13], ttl)
 for place = 1, 4 do
   redis.call('EXPIRE', KEYS[place], ARGV[5])
 end

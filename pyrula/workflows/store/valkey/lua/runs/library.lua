@@ -9,7 +9,7 @@
 -- its holder, y died alone, t retried, x cancel asked for, q number of the last message, v version, p waits, h who left
 -- it last, g who continued it last, f who ended it, b the last call of a verb; m, j, i, u, r as in listing.lua; G, P
 -- as in queue.lua; A since when it has this status, N number of its last word to an idempotency key elsewhere; L, B, F as in
--- inbox.lua.
+-- inbox.lua; R it was redriven and goes on from a journal.
 local RUN, Q, RING, SEAT, OWN, TIMER, HELD = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local BEAT, META, OUT, ASK, ASKED, REPLY = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 local COHORT, GIDX, OPEN, SLOT, RATE = KEYS[15], KEYS[16], KEYS[17], KEYS[18], KEYS[19]
