@@ -23,6 +23,7 @@ class AwayLane(NamedTuple):
     partition: int
     key: str
     run_id: str
+    queued: int
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,8 +32,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="list the keys that wait for a record in the store",
         description=(
             "List the lanes of a KafkaWorker's bindings that are away: the key whose record was handed over to the"
-            " store while it waits, and the run that the key waits for. A partition may be added to a topic without"
-            " disturbing the order of keys when there is none."
+            " store while it waits, the run that the key waits for, and how many are queued behind that. A partition"
+            " may be added to a topic without disturbing the order of keys when there is none."
         ),
     )
     parser.add_argument("worker", metavar="MODULE:WORKER", help="such as shop.orders:worker")
@@ -53,7 +54,8 @@ async def _list(worker: KafkaWorker, most: int) -> int:
     try:
         found = [lane async for lane in _away(worker)]
         for lane in found[:most]:
-            print(f"{lane.topic}[{lane.partition}]  {lane.key}  waits for {lane.run_id}")
+            behind = f", {lane.queued} queued behind it" if lane.queued else ""
+            print(f"{lane.topic}[{lane.partition}]  {lane.key}  waits for {lane.run_id}{behind}")
     finally:
         await worker.store.close()
     if len(found) > most:
@@ -77,7 +79,7 @@ async def _away(worker: KafkaWorker) -> AsyncIterator[AwayLane]:
 async def _of_partition(worker: KafkaWorker, binding: Binding, topic: str, number: int) -> AsyncIterator[AwayLane]:
     for lane, state in (await worker.store.lanes(*binding.place_of(number, topic))).items():
         if state.away:
-            yield AwayLane(topic, number, _shown(lane), state.head)
+            yield AwayLane(topic, number, _shown(lane), state.head, state.queued)
 
 
 def _shown(lane: bytes) -> str:

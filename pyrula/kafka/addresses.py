@@ -24,7 +24,7 @@ from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import dumps
 from pyrula.workflows.errors import LeaseLost, PyrulaError, StoreError, StoreUnavailable
 from pyrula.workflows.execution import Execution, LetGo, Outcome
-from pyrula.workflows.store.lanes import HANDED_OVER, HandedOver, HandingOver, LaneState
+from pyrula.workflows.store.lanes import HANDED_OVER, NO_QUEUE, HandedOver, HandingOver, LaneBounds, LaneState
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import Wait
 from pyrula.workflows.store.payloads import Failure, encode_refusal, failure_of
@@ -57,8 +57,10 @@ class Addresses:
         clock: Clock,
         end: Callable[[], int | None],
         hands_over: bool,
+        bounds: LaneBounds,
     ) -> None:
         self.partition = partition
+        self._bounds = bounds
         self._hands_over = hands_over and store.hands_over
         self.registration = registered.registration
         self.news = -1
@@ -69,7 +71,7 @@ class Addresses:
         self._clock = clock
         self._counts: dict[int, int] = {}
         if registered.lanes:
-            partition.away = AwayLanes(partition, self.registration, registered.lanes, store, slots.offer)
+            partition.away = self._away_lanes(registered.lanes)
         self._looking: asyncio.Task[None] | None = None
         self._look_again = False
         self._answering: set[asyncio.Task[None]] = set()
@@ -150,14 +152,21 @@ class Addresses:
 
     def _lanes(self) -> AwayLanes:
         if not isinstance(self.partition.away, AwayLanes):
-            self.partition.away = AwayLanes(self.partition, self.registration, {}, self._store, self._slots.offer)
+            self.partition.away = self._away_lanes({})
         return self.partition.away
+
+    def _away_lanes(self, found: dict[bytes, LaneState]) -> AwayLanes:
+        slots, verdict = self._slots, self._verdict
+        return AwayLanes(self.partition, self.registration, found, self._store, self._bounds, slots.offer, verdict)
 
     async def passed(self, below: int) -> None:
         """Everything under an offset is committed."""
-        positions = [position for position in self._counts if position < below]
-        if positions:
-            await self._store.pass_records(self.registration, self.partition.token, below, positions)
+        positions, away = [position for position in self._counts if position < below], self.partition.away
+        lanes = away if isinstance(away, AwayLanes) and away.under(below) else None
+        if positions or lanes is not None:
+            gone = await self._store.pass_records(self.registration, self.partition.token, below, positions)
+            if lanes is not None:
+                lanes.forget(gone)
             for position in positions:
                 del self._counts[position]
                 self.partition.addressed.pop(position, None)
@@ -271,13 +280,13 @@ class AddressBook:
         self._clock = clock
         self._worker = secrets.token_hex(8)
         self._open: dict[str, Addresses] = {}
-        self._served: dict[Binding, tuple[Slots, Verdict]] = {}
+        self._served: dict[Binding, tuple[Slots, Verdict, LaneBounds]] = {}
         self._subscription: Subscription | None = None
         self._polling: asyncio.Task[None] | None = None
 
-    def serve(self, binding: Binding, slots: Slots, verdict: Verdict) -> None:
-        """Who bounds and ends the runs of a binding."""
-        self._served[binding] = slots, verdict
+    def serve(self, binding: Binding, slots: Slots, verdict: Verdict, bounds: LaneBounds = NO_QUEUE) -> None:
+        """Who bounds and ends the runs of a binding, and how much may be queued behind those that were handed over."""
+        self._served[binding] = slots, verdict, bounds
 
     def unserve(self, binding: Binding) -> None:
         """The binding has no runs any more."""
@@ -326,8 +335,8 @@ class AddressBook:
     ) -> None:
         """The partition begins; `end` gives the end of its log, as far as that is known. `hands_over`: runs that wait
         for long may go on from the store, by whoever serves the binding then."""
-        slots, verdict = self._served[partition.binding]
-        addresses = Addresses(partition, registered, self._store, slots, verdict, self._clock, end, hands_over)
+        slots, verdict, bounds = self._served[partition.binding]
+        addresses = Addresses(partition, registered, self._store, slots, verdict, self._clock, end, hands_over, bounds)
         partition.addresses = addresses
         key = f"{partition.shard}-{registered.registration.address}"
         self._open[key] = addresses

@@ -537,6 +537,17 @@ class AttendedRun:
         """As it stands here."""
         return RunStatus.QUEUED if self.run is None and self._held is None else self._changes.status
 
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing of it has begun, and nothing is on its way."""
+        flush = self._changes.flush
+        busy = self.run is not None or self._held is not None or self._reading is not None
+        return not busy and (flush is None or flush.done)
+
+    def leave(self) -> None:
+        """The store has it from now on."""
+        self.ended = self._changes.over = True
+
     def let_go(self) -> None:
         """The partition was let go."""
         self._changes.let_go()

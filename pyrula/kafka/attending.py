@@ -1,6 +1,6 @@
 """What the runs of records need of others: their store, the slots of their binding, and who ends them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pyrula.kafka.partition import Ending, Partition, Raw, RecordRun
@@ -56,6 +56,9 @@ class Verdict(Protocol):
 
     def left(self, run: RecordRun) -> None:
         """It was handed over between two rounds."""
+
+    def lined_up(self, partition: Partition, records: Sequence[Raw]) -> None:
+        """They are queued in the store, and have left their lane here."""
 
     def again(self, partition: Partition, record: Raw, run: RecordRun | None) -> None:
         """It is to go on: by this run, or from its journal."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import random
 from time import monotonic
@@ -217,6 +217,13 @@ class RunEndings:
             partition.complete([run.origin])
             self._tell("handed_over", partition, run.origin, run.attempt, None, run.started)
             self.pool.offer(partition)
+
+    def lined_up(self, partition: Partition, records: Sequence[Raw]) -> None:
+        """The records are queued in the store, and have left their lane here."""
+        if not partition.closed:
+            partition.complete(records, left=True)
+            for record in records:
+                self._tell("handed_over", partition, record, 0, None, monotonic())
 
     def _again(self, run: RecordRun) -> None:
         partition = run.partition

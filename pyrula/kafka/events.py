@@ -17,7 +17,7 @@ EventKind = Literal[
     "stopped",  # on_failure="stop": the record stays unfinished and its lane holds
     "skipped",  # on_failure="skip": the record counts as done
     "paused",  # today's code doesn't match the run's journal; its lane holds
-    "handed_over",  # the run waits, and the store has it; the record counts as done
+    "handed_over",  # the run waits, or is queued behind one that does, and the store has it; the record counts as done
     "cancelled",  # the run was cancelled; the record counts as done
     "lost",  # retention deleted records before they were read
 ]

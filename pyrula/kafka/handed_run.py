@@ -18,6 +18,7 @@ from pyrula.kafka.outputs import OutputRefused, Producing, TooLarge
 from pyrula.kafka.record import Record
 from pyrula.kafka.serde import RecordError
 from pyrula.kafka.stored_record import StoredRecord
+from pyrula.workflows.codec import loads
 from pyrula.workflows.errors import LeaseLost, PyrulaError, SerializationError
 from pyrula.workflows.execution import Execution, Outcome, Output, without_end
 from pyrula.workflows.replay.journal import Journal
@@ -26,6 +27,7 @@ from pyrula.workflows.store.payloads import Failure, encode_failure, failure_of
 from pyrula.workflows.store.runs import ClaimedRun
 from pyrula.workflows.worker.endings import WORKER_DIED, reason_of
 from pyrula.workflows.worker.held import HeldRun, Surroundings
+from pyrula.workflows.worker.patience import ask_until_answered
 
 __all__ = ["HandedRun", "Told"]
 
@@ -87,7 +89,9 @@ class HandedRun(HeldRun):
             journal, dropped = without_end(journal)
             self.queue_rows(dropped)
         attempt = claimed.attempt
-        if _between_rounds(journal) and self.take_cancel():
+        # one that was queued has not begun before its first claim
+        begun = claimed.lease.epoch > 1
+        if (_between_rounds(journal) or not begun) and self.take_cancel():
             await self._cancelled(attempt)
             return
         while True:
@@ -127,7 +131,7 @@ class HandedRun(HeldRun):
 
         timer, limit = None, self.binding.run_timeout
         if limit is not None:
-            self.deadline = self.claimed.created_at + limit
+            self.deadline = await self._began() + limit
             timer = asyncio.get_running_loop().call_later(max(0.0, self.deadline - self._now()), expire)
         try:
             outcome = await execution.run()
@@ -139,6 +143,15 @@ class HandedRun(HeldRun):
         if outcome.status == "cut" and expired and self.lost is None:
             return Outcome("failed", None, RunTimeout(f"the run took longer than run_timeout={limit} s"))
         return outcome
+
+    async def _began(self) -> float:
+        """When the run was started first: it may have been queued long before."""
+        if self.lease.epoch > 1:
+            events = await ask_until_answered(lambda: self._store.events_of(self.lease.run_id, 0))
+            for kind, at, _ in map(loads, events):
+                if kind == "started":
+                    return float(at)
+        return self._now()
 
     async def _again(self, execution: Execution, outcome: Outcome) -> Execution | None:
         """The next round of a run that failed, when its time has come. None if there is none, or not here."""

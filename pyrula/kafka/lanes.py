@@ -76,6 +76,27 @@ class Lanes(Generic[R]):
         for queue in self._lanes.values():
             yield from queue or ()
 
+    def line(self, head: R) -> Iterator[R]:
+        """A head that was let go, and what waits behind it, in order."""
+        yield head
+        name = self.name(head.key)
+        yield from (name is not None and self._lanes.get(name)) or ()
+
+    def advance(self, head: R, count: int) -> R | None:
+        """The first `count` of a line are gone. The next counts as let go, like the head before it."""
+        name = self.name(head.key)
+        queue = self._lanes[name] if name is not None else None
+        for _ in range(count - 1):
+            assert queue is not None
+            queue.popleft()
+        if not queue:
+            self._lanes.pop(name, None)
+            return None
+        following = queue.popleft()
+        if not queue:
+            self._lanes[name] = None
+        return following
+
     def leave(self, records: Iterable[R]) -> None:
         """These records, heads of their lanes until now, have ended: those behind them become ready."""
         if self._ordering == "unordered":

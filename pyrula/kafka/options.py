@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.naming import meant
+from pyrula.workflows.store.lanes import LaneBounds
 
 # What a group's coordinator allows beyond the drain, for the commit and the join that follow it.
 REBALANCE_MARGIN = 15.0
@@ -57,6 +58,9 @@ class KafkaOptions(BaseModel):
 
     >>> KafkaOptions(bootstrap_servers="localhost:9092").rebalance_timeout
     45.0
+
+    `lane_queue_records` and `lane_queue_bytes` say how much of one key is queued in the store behind a record of it
+    that was handed over, `partition_queue_bytes` how much of all keys of a partition; 0 records queue nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
@@ -98,6 +102,10 @@ class KafkaOptions(BaseModel):
     buffer_bytes: Count = 64 * 1024 * 1024
     window_offsets: Count = 100_000
     window_bytes: Count = 16 * 1024 * 1024
+
+    lane_queue_records: Annotated[int, Field(ge=0)] = 1000
+    lane_queue_bytes: Count = 8 * 1024 * 1024
+    partition_queue_bytes: Count = 64 * 1024 * 1024
 
     linger: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     compression: Literal["gzip", "snappy", "lz4", "zstd"] | None = None
@@ -166,6 +174,11 @@ class KafkaOptions(BaseModel):
         if sasl and self.sasl_mechanism == "OAUTHBEARER" and self.sasl_oauth_token_provider is None:
             said.append("sasl_mechanism=OAUTHBEARER needs sasl_oauth_token_provider")
         return said
+
+    @property
+    def lane_bounds(self) -> LaneBounds:
+        """How much may be queued in the store behind records that were handed over."""
+        return LaneBounds(self.lane_queue_records, self.lane_queue_bytes, self.partition_queue_bytes)
 
     def connection(self) -> dict[str, Any]:
         """Arguments that consumer, producer and admin client share. ConfigurationError for unreadable TLS files."""

@@ -134,6 +134,13 @@ class Attended(Protocol):
     def next_round(self, run: RecordRun) -> None:
         """It failed, and begins again later."""
 
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing of it has begun, and nothing is on its way."""
+
+    def leave(self) -> None:
+        """The store has it from now on."""
+
     def let_go(self) -> None:
         """The assignment has ended."""
 
@@ -269,8 +276,8 @@ class Partition:
         self.lanes.extend(records)
         self.check_bounds()
 
-    def complete(self, records: Sequence[Raw]) -> None:
-        """These records need nothing more, ever: their offsets count, their lanes go on."""
+    def complete(self, records: Sequence[Raw], *, left: bool = False) -> None:
+        """These records need nothing more, ever: their offsets count, their lanes go on, which they may have `left`."""
         if self.closed:
             return
         offsets = [record.offset for record in records]
@@ -278,7 +285,8 @@ class Partition:
         self.changed = True
         self.buffered -= len(records)
         self.buffered_bytes -= _size(records)
-        self.lanes.leave(records)
+        if not left:
+            self.lanes.leave(records)
         if self.journal:
             for offset in offsets:
                 self.journal.pop(offset, None)

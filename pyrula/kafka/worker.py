@@ -321,7 +321,7 @@ class KafkaWorker:
             pool.on_completed = endings.completed_at_once if self.on_event is not None else None
             endings.pool = pool
             pool.solitude = self._solitude
-            self._book.serve(binding, pool, endings)
+            self._book.serve(binding, pool, endings, self._clusters[binding.cluster].lane_bounds)
             self._handed.serve(pool, outputs)
             self._pools.append(pool)
             self._endings.append(endings)

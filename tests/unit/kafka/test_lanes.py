@@ -47,6 +47,24 @@ def test_unordered_holds_nothing_back() -> None:
     assert len(lanes) == 0
 
 
+def test_a_line_goes_without_its_records_having_run() -> None:
+    lanes: Lanes[Item] = Lanes("key")
+    lanes.extend([Item(b"a", number) for number in range(5)] + [Item(b"b", 5)])
+    head = lanes.ready.popleft()
+    assert [item.number for item in lanes.line(head)] == [0, 1, 2, 3, 4]
+    assert [item.number for item in lanes.line(Item(b"b", 5))] == [5]
+    following = lanes.advance(head, 3)
+    assert following == Item(b"a", 3)
+    assert [item.number for item in lanes.line(following)] == [3, 4]
+    lanes.extend([Item(b"a", 6)])
+    assert [item.number for item in lanes.ready] == [5]
+    assert lanes.advance(following, 2) == Item(b"a", 6)
+    assert lanes.advance(Item(b"a", 6), 1) is None
+    assert len(lanes) == 1
+    lanes.extend([Item(b"a", 7)])
+    assert [item.number for item in lanes.ready] == [5, 7]
+
+
 def test_clear_forgets_lanes_whose_head_still_runs() -> None:
     lanes: Lanes[Item] = Lanes("key")
     lanes.extend([Item(b"a", 0), Item(b"a", 1)])

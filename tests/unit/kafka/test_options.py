@@ -33,6 +33,8 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert options.commit_after == 10_000
     assert options.window_offsets == 100_000
     assert options.window_bytes == 16 * 1024 * 1024
+    assert options.lane_bounds == (1000, 8 * 1024 * 1024, 64 * 1024 * 1024)
+    assert KafkaOptions(lane_queue_records=0).lane_bounds.records == 0
     assert options.isolation_level == "read_committed"
 
 
