@@ -92,7 +92,8 @@ async def _hand_over(store: Any, worker: int, token: str, offset: int, key: str,
 
 async def _come_home(store: Any, worker: int, token: str, asked: Sequence[tuple[str, int]]) -> Answer:
     lanes = [(lane_of(key.encode()), offset) for key, offset in asked]
-    return tuple(await store.come_home(registration(0, worker), Token.parse(token), lanes))
+    answers = await store.come_home(registration(0, worker), Token.parse(token), lanes)
+    return tuple(answer.where if answer.where in ("taken", "home") else "away" for answer in answers)
 
 
 async def _prune(store: Any, worker: int, token: str, below: int) -> Answer:

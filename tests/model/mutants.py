@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyrula.workflows.store.memory import MemoryStore
+from pyrula.workflows.store.memory_board import Board
 from pyrula.workflows.store.memory_holders import MemoryRunHolder
 from pyrula.workflows.store.memory_lanes import MemoryLanes
-from pyrula.workflows.store.memory_record_runs import RecordRuns
 from pyrula.workflows.store.memory_records import MemoryRecords
 from tests.model.world import Faults, Setup
 
@@ -121,25 +121,25 @@ STORE = (
         "a lane is home when its head has ended",
         Setup("aa", ("p", "d")),
         "order",
-        Patch(MemoryLanes, "come_home", '"away" if self._records.is_live(head) else "home"', '"home"'),
+        Patch(MemoryLanes, "_stands", "if not lane.head:", "if True:"),
     ),
     Mutant(
         "every end of a head brings its lane home",
         Setup("aa", ("p", "d"), faults=Faults(cancel=1)),
         "it comes home",
-        Patch(RecordRuns, "is_live", "not chain.finished", 'chain.status != "completed"'),
+        Patch(Board, "end", "if chain.on_end is not None:", 'if chain.on_end is not None and status == "completed":'),
     ),
     Mutant(
         "a lane that is away is never forgotten",
         _FIRST,
         "order",
-        Patch(MemoryRecords, "pass_records", "or self._records.is_live(head)", ""),
+        Patch(MemoryRecords, "pass_records", "not lane.head and lane.floor < below", "lane.floor < below"),
     ),
     Mutant(
         "a floor is kept until it is committed",
         Setup("aaa", ("p", "d", "p"), faults=_CRASH),
         "the floor",
-        Patch(MemoryRecords, "pass_records", "floor >= below or", ""),
+        Patch(MemoryRecords, "pass_records", "not lane.head and lane.floor < below", "not lane.head"),
     ),
     Mutant(
         "a dead executor's runs are put back",
@@ -151,6 +151,6 @@ STORE = (
         "a new owner reads what was handed over",
         _FIRST,
         "order",
-        Patch(MemoryLanes, "lanes", "self._records.is_live(head)", "False"),
+        Patch(MemoryLanes, "lanes", "bool(lane.head)", "False"),
     ),
 )
