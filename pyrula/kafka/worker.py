@@ -16,6 +16,7 @@ from pyrula.kafka.backfill.alone import run_alone
 from pyrula.kafka.backfill.counting import count_records
 from pyrula.kafka.backfill.definition import Backfill
 from pyrula.kafka.backfill.household import Household
+from pyrula.kafka.backfill.running import RunningBackfill
 from pyrula.kafka.backfill.service import BackfillInterrupted, BackfillService, options_for
 from pyrula.kafka.binding import Binding, check_bindings
 from pyrula.kafka.consume import GroupConsumer
@@ -175,7 +176,7 @@ class KafkaWorker:
         return await service.finished(backfill.id, on_progress)
 
     def stats(self) -> list[BindingStats]:
-        """Counters and gauges of each binding, as of now."""
+        """Counters and gauges of each binding, as of now; and of each backfill that it takes part in, behind them."""
         answers = []
         for pool in self._pools:
             stats = pool.stats
@@ -187,19 +188,24 @@ class KafkaWorker:
             )
             stats.oldest = self._oldest.of(partitions, monotonic())
             answers.append(stats)
-        return answers
+        return [*answers, *(one.stats() for one in self._running_backfills())]
 
     def health(self) -> Health:
-        """What works and what doesn't, with the reason and the way out."""
+        """What works and what doesn't, with the reason and the way out. Backfills stand behind the bindings."""
         shared: list[str] = []
         if self._commits is not None and self._commits.outage is not None:
             shared.append("the store can't be reached: journaled steps wait")
-        bindings = tuple(self._health_of(pool, shared) for pool in self._pools)
+        backfills = (one.health() for one in self._running_backfills())
+        bindings = (*(self._health_of(pool, shared) for pool in self._pools), *backfills)
         states = [one.state for one in bindings]
         if self._state in ("starting", "stopping"):
             return Health(self._state, bindings)  # type: ignore[arg-type]
         worst = "unhealthy" if "unhealthy" in states else "degraded" if "degraded" in states else "healthy"
         return Health(worst, bindings, tuple(shared))  # type: ignore[arg-type]
+
+    def _running_backfills(self) -> list[RunningBackfill]:
+        looked = self._backfills
+        return looked.result().running if looked is not None and looked.done() else []
 
     def _health_of(self, pool: Replayers, shared: Iterable[str]) -> BindingHealth:
         binding = pool.binding

@@ -131,6 +131,35 @@ async def test_several_workers_share_it(rig: Rig) -> None:
     assert sorted((p, o) for _, p, o in runs) == [(p, o) for p in range(12) for o in range(20)]
 
 
+async def test_a_worker_shows_the_backfills_it_takes_part_in(rig: Rig) -> None:
+    @workflow(name="control.shown")
+    async def shown(ctx: Context, value: int) -> None:
+        if value == 3:
+            raise ValueError("three")
+        await release.wait()
+
+    await rig.create(partitions=2)
+    await rig.produce(Message(None, b"%d" % n, partition=n % 2) for n in range(8))
+    binding = rig.binding(note)
+    other = rig.binding(shown, on_failure="stop", group=f"{rig.group}-2")
+    async with rig.running(binding) as running:
+        await rig.until_drained()
+        worker = running.worker
+        assert len(worker.stats()) == len(worker.health().bindings) == 1
+        task = asyncio.create_task(worker.backfill(Backfill(other, id="b")))
+        await rig.until(lambda: len(worker.health().bindings) == 2, "health to show it")
+        await rig.until(lambda: worker.health().bindings[1].reasons, "the record that is held to show")
+        await rig.until(lambda: worker.stats()[1].in_flight == 7, "the others to run")
+        held, stats = worker.health().bindings[1], worker.stats()[1]
+        assert (held.binding, held.state) == (f"backfill:b/{rig.topic}", "degraded")
+        assert held.reasons == (f"{rig.topic}[1] offset 1: ValueError: three",)
+        assert worker.health().bindings[0].state == "healthy"
+        assert (stats.binding, stats.partitions, stats.lag) == (held.binding, 2, 8)
+        release.set()
+        assert (await task).status == "failed"
+        await rig.until(lambda: len(worker.stats()) == len(worker.health().bindings) == 1, "it to be gone")
+
+
 async def test_pause_resume_and_what_ran_meanwhile(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     await rig.create(partitions=2)

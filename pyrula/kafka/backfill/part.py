@@ -191,6 +191,12 @@ class Part:
             self._around.on_change()
 
     @property
+    def left(self) -> int:
+        """Offsets from the first that isn't done to the end of the range."""
+        position = self.progress.position if self.partition is None else self.partition.tracker.committable()
+        return max(0, self.progress.end - position)
+
+    @property
     def ripe(self) -> bool:
         """It has come to its end, which is yet to be saved, or to nothing."""
         return self.lost or self.trouble is not None or self._state()[0] != "open"

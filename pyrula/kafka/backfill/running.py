@@ -22,7 +22,7 @@ from pyrula.kafka.backfill.part import SETTLE_SECONDS, Part, Surroundings
 from pyrula.kafka.backfill.reader import find_ranges
 from pyrula.kafka.client import BrokerError
 from pyrula.kafka.endings import RunEndings
-from pyrula.kafka.events import Observer, RecordEvent, tell
+from pyrula.kafka.events import BindingHealth, BindingStats, Observer, RecordEvent, tell
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.outputs import Producing
 from pyrula.kafka.replayers import Replayers
@@ -90,11 +90,31 @@ class RunningBackfill:
         self._watch: Watch[tuple[int, Hold]] = Watch(options.session_timeout)
         self._lease = options.session_timeout
         self._next_save = 0.0
+        self._trouble = ""
 
     def stop(self) -> None:
         """Let go of what this worker has; `run` returns within drain_timeout and a little."""
         self._stopping = True
         self._changed.set()
+
+    def stats(self) -> BindingStats:
+        """Counters and gauges of what it does here, as of now."""
+        stats, parts = self._pool.stats, list(self._parts.values())
+        stats.in_flight = self._pool.in_flight
+        stats.buffered = sum(part.partition.buffered for part in parts if part.partition is not None)
+        stats.partitions = len(parts)
+        stats.lag = sum(part.left for part in parts)
+        return stats
+
+    def health(self) -> BindingHealth:
+        """What of it waits for something to pass, or for a person. Live records don't suffer from that."""
+        reasons = [self._trouble] if self._trouble else []
+        if self._pool.halted:
+            reasons.append(self._pool.halted)
+        for part in self._parts.values():
+            if part.partition is not None:
+                reasons += list(part.partition.stopped.values())[:3]
+        return BindingHealth(self.job.binding.name, "degraded" if reasons else "healthy", tuple(reasons))
 
     async def run(self) -> None:
         """Until the backfill is over, or `stop`. What may pass by itself is tried again, whatever it takes."""
@@ -106,11 +126,13 @@ class RunningBackfill:
                 try:
                     if not await self._work():
                         return
+                    self._trouble = ""
                 except BackfillNotFoundError as error:
                     log.warning("%s any more: it was forgotten, or the store was emptied", error)
                     return
                 except (BrokerError, StoreError) as error:
-                    log.warning("backfill %s: %s; it is tried again", self.job.id, error)
+                    self._trouble = f"backfill {self.job.id}: {error}; it is tried again"
+                    log.warning("%s", self._trouble)
                     self._watch.forget()
                     await self._wait(RETRY_SECONDS)
         finally:

@@ -82,6 +82,11 @@ class BackfillService:
         self._wanted = asyncio.Event()
         self._stopped = asyncio.Event()
 
+    @property
+    def running(self) -> list[RunningBackfill]:
+        """Those that this worker takes part in now."""
+        return [one for one, _ in self._running.values()]
+
     async def run(self) -> None:
         """Look for backfills until it is cancelled."""
         while True:
