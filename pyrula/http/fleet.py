@@ -39,6 +39,7 @@ class BindingRow(BaseModel):
     partitions: int
     in_flight: int
     buffered: int
+    held: int
     completed: int
     retried: int
     failed: int
@@ -124,6 +125,7 @@ def _row(binding: Any, health: Health, stats: BindingStats | None) -> dict[str, 
         "partitions": counted.partitions,
         "in_flight": counted.in_flight,
         "buffered": counted.buffered,
+        "held": counted.held,
         "completed": counted.completed,
         "retried": counted.retried,
         "failed": counted.failed,

@@ -38,7 +38,7 @@ _HOW: Final = (
 )
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _COUNTERS: Final = ("completed", "retried", "failed", "dead_lettered", "skipped", "cancelled", "paused")
-_GAUGES: Final = ("in_flight", "buffered", "partitions", "lag")
+_GAUGES: Final = ("in_flight", "buffered", "partitions", "lag", "held")
 
 
 class Meters:

@@ -64,7 +64,8 @@ class Unfinished:
 @dataclass(slots=True)
 class BindingStats:
     """Counters of one binding since its worker started, and gauges of now. `lag` counts to the end of the log as of the
-    last fetch, so it stands still while a partition isn't read."""
+    last fetch, so it stands still while a partition isn't read. `held`: records that wait for a person; those in the
+    store as of the last look there, 10 s ago at most."""
 
     binding: str
     completed: int = 0
@@ -78,6 +79,7 @@ class BindingStats:
     buffered: int = 0
     partitions: int = 0
     lag: int = 0
+    held: int = 0
     oldest: Unfinished | None = None
 
 

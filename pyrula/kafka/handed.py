@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from pyrula.kafka.events import EventKind, Observer, RecordEvent, tell
 from pyrula.kafka.handed_run import HandedRun
+from pyrula.kafka.held_records import HeldRecords
 from pyrula.kafka.outputs import Outputs
 from pyrula.kafka.record import served_name
 from pyrula.kafka.replayers import Replayers
@@ -56,6 +57,7 @@ class HandedOverRuns:
         self._observer = observer
         self._pools: dict[str, tuple[Replayers, Outputs]] = {}
         self._tasks: dict[asyncio.Task[None], Replayers] = {}
+        self.held_records = HeldRecords(store, lambda: dict.fromkeys(pool.binding for pool, _ in self._pools.values()))
         self._kept: set[Replayers] = set()
         self._wake = asyncio.Event()
         self._due: float | None = None
@@ -78,6 +80,7 @@ class HandedOverRuns:
             loop.create_task(work, name=name)
             for work, name in (
                 (self._claim_regularly(), "claim handed-over runs"),
+                (self.held_records.run(), "look for held records"),
                 (heartbeat.run(), "heartbeat of handed-over runs"),
                 (heartbeat.watch_over(), "watch over the leases of handed-over runs"),
             )
@@ -171,6 +174,8 @@ class HandedOverRuns:
         assert record is not None
         pool, outputs = self._pools[f"@{record.address.rpartition('-')[0]}"]
         held = HandedRun(claimed, self, pool.binding, outputs, self._told)
+        if self.held_records.count(pool.binding):
+            self.held_records.look_soon()
         former = self.held.get(claimed.lease.run_id)
         self.held[claimed.lease.run_id] = held
         task = asyncio.get_running_loop().create_task(self._live(held, former, pool), name=f"run {held.lease.run_id}")
@@ -284,6 +289,8 @@ class HandedOverRuns:
             pool.stats.retried += 1
         elif hasattr(pool.stats, kind):
             setattr(pool.stats, kind, getattr(pool.stats, kind) + 1)
+        if kind in ("stopped", "paused"):
+            self.held_records.look_soon()
         if kind in ("stopped", "dead_lettered"):
             log.warning("%s[%d] offset %d: %s: %s", record.topic, record.partition, record.offset, kind, text)
         observer = self._observer()

@@ -24,6 +24,7 @@ from pyrula.workflows.execution import Execution, Outcome, Output, without_end
 from pyrula.workflows.replay.journal import Journal
 from pyrula.workflows.store.messages import End, Wait
 from pyrula.workflows.store.payloads import Failure, encode_failure, failure_of
+from pyrula.workflows.store.records import TOLD_SECONDS
 from pyrula.workflows.store.runs import ClaimedRun
 from pyrula.workflows.worker.endings import WORKER_DIED, reason_of
 from pyrula.workflows.worker.held import HeldRun, Surroundings
@@ -216,13 +217,13 @@ class HandedRun(HeldRun):
             await self._failed(failure_of(refused), attempt, execution)
             return
         self.event(None, "completed")
-        await self.finish(End("completed", value))
+        await self.finish(End("completed", value, seconds=self._kept_seconds("completed")))
         self._tell("completed", attempt, None)
 
     async def _cancelled(self, attempt: int) -> None:
         await self.stand_still()
         self.event(None, "cancelled")
-        await self.finish(End("cancelled"))
+        await self.finish(End("cancelled", seconds=self._kept_seconds("cancelled")))
         self._tell("cancelled", attempt, None)
 
     async def _failed(self, failure: Failure, attempt: int, execution: Execution | None) -> None:
@@ -231,7 +232,7 @@ class HandedRun(HeldRun):
         if binding.on_failure == "stop":
             self._tell("stopped", attempt, text)
             self.event(None, "paused", reason=failure._asdict())
-            await self.pause(encode_failure(failure))
+            await self.pause(encode_failure(failure), failed=True)
             return
         if binding.on_failure == "dead_letter":
             copy = letter(
@@ -251,11 +252,17 @@ class HandedRun(HeldRun):
                 refused = await self._produced([smaller])
             if refused is not None:
                 self._tell("stopped", attempt, f"no dead letter: {refused}")
-                await self.pause(encode_failure(failure_of(refused)))
+                await self.pause(encode_failure(failure_of(refused)), failed=True)
                 return
         self.event(None, "failed", error=failure._asdict())
-        await self.finish(End("failed", error=encode_failure(failure)))
+        await self.finish(End("failed", error=encode_failure(failure), seconds=self._kept_seconds("failed")))
         self._tell("dead_lettered" if binding.on_failure == "dead_letter" else "skipped", attempt, text)
+
+    def _kept_seconds(self, status: str) -> int | None:
+        """As the binding says; a redrive's end is kept in any case, so that it isn't redriven once more."""
+        keep = self.binding.keep
+        kept = keep == "all" or (keep == "failed" and status == "failed") or "redrive" in loads(self.claimed.metadata)
+        return None if kept else TOLD_SECONDS
 
     async def _produced(self, outputs: list[Output]) -> OutputRefused | None:
         """Until all is acknowledged, or why it won't be."""

@@ -186,6 +186,8 @@ class KafkaWorker:
             stats.lag = sum(
                 group.lag(one) for group in self._groups for one in group.partitions if one.binding is pool.binding
             )
+            held = self._handed.held_records.count(pool.binding)
+            stats.held = held + sum(len(partition.stopped) for partition in partitions)
             stats.oldest = self._oldest.of(partitions, monotonic())
             answers.append(stats)
         return [*answers, *(one.stats() for one in self._running_backfills())]
@@ -231,6 +233,7 @@ class KafkaWorker:
                     f"{tp.topic}[{tp.partition}]: {why}" for tp, why in unopened.items() if tp.topic in binding.topics
                 ]
         odd += [text for topic, text in problems.items() if topic in letters or topic not in self._dead_letter_topics()]
+        odd += self._handed.held_records.reasons(binding)
         for partition in self._partitions_of(binding):
             odd += list(partition.stopped.values())[:3]
             if partition.marks is not None and partition.marks.careful:

@@ -392,3 +392,62 @@ async def test_a_store_that_promises_no_disk_is_handed_nothing(
         await asyncio.sleep(0.5)
         assert await rig.offset() == 0
         assert await run.cancel() == "cancelled"
+
+
+@pytest.mark.parametrize(("keep", "lasting"), [("none", []), ("failed", ["w1!"]), ("all", ["w0", "w1!", "w2"])])
+async def test_ends_are_kept_as_the_binding_says(
+    rig: Rig, client: WorkflowClient, keep: Any, lasting: list[str]
+) -> None:
+    await rig.create(f"{rig.topic}.out")
+    await rig.produce([Message(b"a", b"w0"), Message(b"b", b"w1!"), Message(b"c", b"w2")])
+    binding = rig.binding(handle_order, keep=keep)
+    async with rig.running(binding):
+        runs = [await find(client, rig, binding, offset) for offset in range(3)]
+        for run in runs:
+            await handed_over(rig, run)
+        for run in runs[:2]:
+            await run.signal("paid", "ada")
+        await runs[2].cancel(timeout=60)
+        assert await runs[0].result(timeout=60) == "w0"
+        with pytest.raises(DurableInvocationError):
+            await runs[1].result(timeout=60)
+    store: Any = client.store
+    kept = []
+    for run, order in zip(runs, ("w0", "w1!", "w2"), strict=True):
+        key = b"{%b:%d}r:%b" % (rig.namespace.encode(), int(run.run_id.partition("-")[0], 16), run.run_id.encode())
+        left = await store._runs.funnel.ask(b"TTL", key)
+        assert 0 < left <= 7 * 24 * 3600
+        if left > 3600:
+            kept.append(order)
+    assert kept == lasting
+
+
+async def test_those_that_are_held_are_named_and_counted(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create(f"{rig.topic}.out")
+    await rig.produce(
+        [Message(key, value) for key, value in [(b"a", b"w0!"), (b"b", b"w1!"), (b"c", b"w2"), (b"d", b"w3")]]
+    )
+    binding = rig.binding(handle_order, on_failure="stop")
+    async with rig.running(binding) as running:
+        runs = [await find(client, rig, binding, offset) for offset in range(4)]
+        for run in runs:
+            await handed_over(rig, run)
+        for run in runs[:2]:
+            await run.signal("paid", "ada")
+        assert await runs[2].pause("a look", timeout=60) == "paused"
+        await rig.until(lambda: running.worker.stats()[0].held == 3, "three to be counted", timeout=60)
+        assert running.health.state == "degraded"
+        for offset, why in enumerate(("no w0!", "no w1!", "a look")):
+            assert f"{rig.topic}[0] offset {offset} is held in the store until run {runs[offset]}" in running.reasons
+            assert why in running.reasons
+    async with rig.running(binding) as running:
+        await rig.until(lambda: running.worker.stats()[0].held == 3, "another worker to know of them", timeout=60)
+        await runs[2].unpause()
+        await runs[2].signal("paid", "ada")
+        assert await runs[2].result(timeout=60) == "w2"
+        assert await runs[1].retry() == "queued"
+        await rig.until(lambda: len(running.told("stopped")) == 1, "it to fail once more", timeout=60)
+        for run in runs[:2]:
+            assert await run.cancel(timeout=60) == "cancelled"
+        await rig.until(lambda: running.worker.stats()[0].held == 0, "none to be held", timeout=60)
+        assert running.reasons == ""

@@ -82,6 +82,7 @@ class Chain:
     ended_by: Holder | None = None
     continued_by: Holder | None = None
     finished_at: float | None = None
+    retention: float = RETENTION_SECONDS
     queued_at: float = 0.0
     value: bytes = b"null"
     error: bytes | None = None
@@ -186,7 +187,7 @@ class Board:
             chain = self.chains.get(chain_id)
             if chain is None:
                 continue
-            if chain.finished_at is not None and chain.finished_at + RETENTION_SECONDS <= at:
+            if chain.finished_at is not None and chain.finished_at + chain.retention <= at:
                 self.forget(chain)
                 continue
             chain.links = {link: kept for link, kept in chain.links.items() if kept[0] + RETENTION_SECONDS > at}
@@ -197,7 +198,7 @@ class Board:
             self.keys.pop((chain.name, chain.idempotency_key), None)
 
     def expire_later(self, chain: Chain) -> None:
-        heapq.heappush(self._ends, (self.now() + RETENTION_SECONDS, next(self._serial), chain.id))
+        heapq.heappush(self._ends, (self.now() + chain.retention, next(self._serial), chain.id))
 
     def held_by(self, lease: Lease) -> Chain:
         """The chain, if this lease is the present one."""

@@ -232,6 +232,7 @@ class MemoryRunHolder:
         if continues:
             return Finished(RunStatus.CONTINUED_AS_NEW, next=self._continue(chain, end))
         chain.ended_by = (lease.worker, lease.epoch)
+        chain.retention = RETENTION_SECONDS if end.seconds is None else end.seconds
         self._board.end(chain, RunStatus(end.status), end.value, end.error)
         return Finished(chain.status, chain.unread())
 

@@ -180,7 +180,8 @@ class Reply(NamedTuple):
 class End:
     """How a run, or this link of its chain, ends.
 
-    For "continued_as_new" `params` and `version` are the next link's.
+    For "continued_as_new" `params` and `version` are the next link's. The end is kept for `seconds`; None: for the
+    store's retention.
     """
 
     status: Literal["completed", "failed", "cancelled", "continued_as_new"]
@@ -189,3 +190,4 @@ class End:
     params: bytes | None = None
     version: str | None = None
     events: Sequence[bytes] = field(default=())
+    seconds: int | None = None

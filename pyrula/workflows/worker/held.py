@@ -365,8 +365,8 @@ class HeldRun:
         await self._quiet()
         await self._travel(lambda change: self._store.append(self.lease, change), alone=alone)
 
-    async def pause(self, reason: bytes) -> None:
-        await self._last(lambda change: self._store.pause(self.lease, change, reason))
+    async def pause(self, reason: bytes, *, failed: bool = False) -> None:
+        await self._last(lambda change: self._store.pause(self.lease, change, reason, failed=failed))
         self.way_out = "paused"
 
     async def release(self) -> None:

@@ -51,6 +51,7 @@ class ValkeyRunHolder(ValkeyRunSender):
         change: Change | None,
         arguments: Sequence[bytes] = (),
         keys: Sequence[bytes] = (),
+        seconds: float | None = None,
     ) -> list[Any]:
         """What a script says after "ok" or "parked"; LeaseLost if it is none of these."""
         runs = self._runs
@@ -63,7 +64,7 @@ class ValkeyRunHolder(ValkeyRunSender):
             b"%d" % run.link,
             lease.worker.encode(),
             b"%d" % lease.epoch,
-            b"%d" % runs.retention,
+            b"%d" % (runs.retention if seconds is None else seconds),
             *change_arguments(change),
             *arguments,
         ]
@@ -101,7 +102,8 @@ class ValkeyRunHolder(ValkeyRunSender):
         payload = child_result(lease.run_id, end.status, end.value, end.error)
         events = [b"%d" % len(end.events), *end.events]
         arguments = [end.status.encode(), end.value, end.error or b"", payload, *events]
-        status, messages, waiting = await self._write("finish", lease, change, arguments, await runs.ending_keys(run))
+        keys = await runs.ending_keys(run)
+        status, messages, waiting = await self._write("finish", lease, change, arguments, keys, end.seconds)
         if waiting:
             await self._relay(run.shard)
         return Finished(read_status(status), read_messages(messages))
