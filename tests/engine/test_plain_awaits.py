@@ -158,7 +158,7 @@ async def test_a_task_that_never_rests_is_named_and_fails_the_run(
     prepared: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(patience, "BUSY_WARNING", 0.02)
-    monkeypatch.setattr(patience, "BUSY_LIMIT", 0.06)
+    monkeypatch.setattr(patience, "BUSY_LIMIT", 1)
     monkeypatch.setattr(patience, "BUSY_TURNS", 10)
 
     async def body(ctx: Context) -> int:

@@ -69,14 +69,14 @@ async def test_result_update_and_signal_drive_the_run(runner: InlineWorkflowRunn
 
 
 async def test_result_waits_for_sleeps_and_leaves_no_task(runner: InlineWorkflowRunner) -> None:
-    run = await runner.start(nap, {"seconds": 0.1})
+    run = await runner.start(nap, {"seconds": 2})
     assert done == ["before"]
     assert await run.result(timeout=60) == "after"
     assert done == ["before", "after"]
 
 
 async def test_a_wait_that_is_over_leaves_the_run_as_it_is(runner: InlineWorkflowRunner) -> None:
-    run = await runner.start(nap, {"seconds": 30})
+    run = await runner.start(nap, {"seconds": 300})
     with pytest.raises(DurableInvocationTimeout):
         await run.result(timeout=0.1)
     assert await run.status() == "sleeping"
