@@ -205,7 +205,7 @@ class Addresses:
             pass  # the next flush or commit hears of it, too
         except StoreError as error:
             self.news = -1
-            log.warning("%s: its runs' messages can't be read: %s", self.partition.tp, error)
+            log.warning("%s[%d]: its runs' messages can't be read: %s", *self.partition.tp, error)
         finally:
             self._looking = None
 

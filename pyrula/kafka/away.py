@@ -185,7 +185,7 @@ class AwayLanes:
         except LeaseLost:
             raise
         except StoreError as error:
-            log.warning("%s: it can't be told whether its lanes come home: %s", self._partition.tp, error)
+            log.warning("%s[%d]: it can't be told whether its lanes come home: %s", *self._partition.tp, error)
 
     async def _ask(self, asked: list[tuple[bytes, _Lane]]) -> None:
         partition = self._partition

@@ -202,7 +202,7 @@ class Opener:
         if claim.below is None:
             return
         if start.offset < claim.below:
-            log.warning("%s: offsets were reset to %d (from %d)", tp, start.offset, claim.below)
+            log.warning("%s[%d]: offsets were reset to %d (from %d)", *tp, start.offset, claim.below)
         await self._store.lower_source(self._sources[tp], claim.token, start.offset)
 
     def _smaller(self, start: "_Start") -> Committed:
@@ -222,8 +222,8 @@ class Opener:
             if isinstance(found, Foreign):
                 if text:
                     log.warning(
-                        "%s: the committed offset's metadata is not used (%s); processing starts at %d",
-                        tp, found.reason, offset,
+                        "%s[%d]: the committed offset's metadata is not used (%s); processing starts at %d",
+                        *tp, found.reason, offset,
                     )  # fmt: skip
                 return _Start(offset, self._empty(offset), found, first, end)
             return _Start(offset, text, found, first, end)
@@ -289,8 +289,8 @@ class Opener:
             done = (*start.map.ranges, *((first, last) for first, last in spilled.ranges() if last <= start.end))
             if self._store.durable and not start.map.written_with(self._store.instance_id):
                 log.error(
-                    "%s: the store is not the one that its offsets were committed with (emptied, or another one): "
-                    "steps of unfinished records run again", tp
+                    "%s[%d]: the store is not the one that its offsets were committed with (emptied, or another one): "
+                    "steps of unfinished records run again", *tp
                 )  # fmt: skip
         witness = known
         if witness is None and claim.rows and claim.witness is not None:
@@ -315,8 +315,8 @@ class Opener:
             )  # fmt: skip
         if claim.below is not None and offset < claim.below and isinstance(start.map, CommitMap):
             log.warning(
-                "%s: the committed offset %d is older than what was committed before (%d): processing starts there",
-                tp, offset, claim.below
+                "%s[%d]: the committed offset %d is older than what was committed before (%d): processing starts there",
+                *tp, offset, claim.below
             )  # fmt: skip
             offset = claim.below
         anchor = start.map.anchor

@@ -525,7 +525,9 @@ class Replayers:
         try:
             if record is head and (former := self._former_body(partition, record)) is not None:
                 log.warning(
-                    "%s: offset %d waits for an earlier body of its lane that still runs", partition.tp, record.offset
+                    "%s[%d]: offset %d waits for an earlier body of its lane that still runs",
+                    *partition.tp,
+                    record.offset,
                 )
                 await asyncio.wait([former])
             attended = partition.addressed.get(record.offset)

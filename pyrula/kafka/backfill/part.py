@@ -255,7 +255,7 @@ class Part:
                 self.lost = True
                 return
             except StoreError as error:
-                log.warning("backfill %s: %s: journal not pruned: %s", self._around.job.id, self.tp, error)
+                log.warning("backfill %s: %s[%d]: journal not pruned: %s", self._around.job.id, *self.tp, error)
                 return
         partition.pruned(below)
         if partition.addresses is not None:
@@ -264,7 +264,7 @@ class Part:
             except LeaseLost:
                 self.lost = True
             except StoreError as error:
-                log.warning("backfill %s: %s: its board is not cleared: %s", self._around.job.id, self.tp, error)
+                log.warning("backfill %s: %s[%d]: its board is not cleared: %s", self._around.job.id, *self.tp, error)
 
     def quiesce(self) -> None:
         """Start nothing more; what runs goes on."""
@@ -314,7 +314,7 @@ class Part:
         except LeaseLost:
             pass
         except StoreError as error:
-            log.warning("backfill %s: %s could not be released: %s", self._around.job.id, self.tp, error)
+            log.warning("backfill %s: %s[%d] could not be released: %s", self._around.job.id, *self.tp, error)
 
     def flushed(self) -> Awaitable[None] | None:
         """Done when every row so far is durable; None if there is none."""
