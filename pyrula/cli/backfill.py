@@ -11,8 +11,8 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from pyrula.cli.backfill_shown import Bars, line_of_status, lines_of
@@ -39,7 +39,8 @@ with it, here or in any worker that has the workflow.
 VERB: start (if none is given), or for an ID: watch it to its end, status, pause, resume, cancel, redrive (run what
 failed once more, from its dead letters); or list all there are.
 
-The exit status is 0 if all that was in the range and matched is done, 1 if records failed or it didn't come to its end.
+The exit status is 0 if all that was in the range and matched is done, 1 if records failed or it didn't come to its end,
+2 if it can't be done as asked.
 """
 
 
@@ -168,15 +169,45 @@ async def _redrive(worker: KafkaWorker, arguments: argparse.Namespace, backfill_
 async def _run(worker: KafkaWorker, backfill: Backfill, arguments: argparse.Namespace) -> int:
     if not backfill.dry_run:
         print(f"backfill {backfill.id} (to go on with it after an interruption: --id {backfill.id})", file=sys.stderr)
-    bars = Bars()
-    task = asyncio.ensure_future(worker.backfill(backfill, on_progress=bars.show))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    first: list[BackfillReport] = []
+    with _bars() as bars:
+
+        def show(report: BackfillReport) -> None:
+            first.append(report) if not first else None
+            bars.show(report)
+
+        task = asyncio.ensure_future(worker.backfill(backfill, on_progress=show))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        try:
+            report = await task
+        except asyncio.CancelledError:
+            print(f"interrupted; to go on with it: --id {backfill.id}", file=sys.stderr)
+            return 130
+    status = _tell(report, arguments.json)
+    if first and first[0].over and not backfill.dry_run:
+        print(
+            f"it was {report.status} before, so nothing has run now; give another --id to run the range once more",
+            file=sys.stderr,
+        )
+    return status
+
+
+@contextmanager
+def _bars() -> Iterator[Bars]:
+    """Bars that make room for lines of the log."""
+    bars, handlers = Bars(), list(logging.getLogger().handlers)
+
+    def aside(_: logging.LogRecord) -> bool:
+        bars.step_aside()
+        return True
+
+    for handler in handlers:
+        handler.addFilter(aside)
     try:
-        report = await task
-    except asyncio.CancelledError:
-        print(f"interrupted; to go on with it: --id {backfill.id}", file=sys.stderr)
-        return 130
-    return _tell(report, arguments.json)
+        yield bars
+    finally:
+        for handler in handlers:
+            handler.removeFilter(aside)
 
 
 def _source(worker: KafkaWorker, arguments: argparse.Namespace) -> Binding | WorkflowDefinition[..., Any]:
@@ -211,8 +242,11 @@ async def _client(worker: KafkaWorker) -> AsyncIterator[BackfillClient]:
 
 async def _list(worker: KafkaWorker, as_json: bool) -> int:
     async with _client(worker) as backfills:
-        for report in await backfills.list():
+        reports = await backfills.list()
+        for report in reports:
             print(json.dumps(report.to_dict()) if as_json else line_of_status(report))
+        if not reports:
+            print(f"no backfills in {worker.store!r}", file=sys.stderr)
     return 0
 
 
@@ -230,15 +264,17 @@ async def _control(worker: KafkaWorker, verb: str, backfill_id: str, as_json: bo
 
 
 async def _watch(status: Callable[[str], Awaitable[BackfillReport]], backfill_id: str) -> BackfillReport:
-    bars = Bars()
-    while True:
-        report = await status(backfill_id)
-        bars.show(report)
-        if report.over:
-            return report
-        await asyncio.sleep(_LOOK_SECONDS)
+    with _bars() as bars:
+        while True:
+            report = await status(backfill_id)
+            bars.show(report)
+            if report.over:
+                return report
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _tell(report: BackfillReport, as_json: bool) -> int:
     print(json.dumps(report.to_dict()) if as_json else "\n".join(lines_of(report)))
+    if report.status == "failed" and not report.partitions:
+        return 2  # there is no such range
     return 0 if report.status == "completed" and not report.failed and not report.undecided else 1

@@ -95,6 +95,13 @@ class Bars:
             state = f"{one.state:>11}"
         return f"{one.partition:>5} {bar} {int(share * 100):>3}%  {one.position:,} of {one.end:,}  {state}".rstrip()
 
+    def step_aside(self) -> None:
+        """Somebody else is about to write a line: wipe the bars, which are drawn anew below it."""
+        if self._lines:
+            self._stream.write(f"\x1b[{self._lines}A\x1b[J")
+            self._stream.flush()
+            self._lines = 0
+
     def _draw(self, lines: list[str]) -> None:
         """Over what was drawn last."""
         if self._lines:
@@ -125,8 +132,10 @@ def _summary(report: BackfillReport, rate: float, left: float | None) -> str:
         parts.append(f"{report.read:,} read, {report.matched if report.dry_run else report.completed:,} {ran}")
         if report.failed:
             parts.append(f"{report.failed:,} failed")
-        if not report.over:
+        if report.status == "running":
             parts.append(f"{rate:,.0f} records/s" + (f", {time_text(left)} left" if left is not None else ""))
+    if report.status == "paused":
+        parts.append(f"pyrula backfill MODULE:WORKER resume {report.id} lets it go on")
     return "  ".join(parts)
 
 
@@ -143,8 +152,8 @@ _COLUMNS = ("partition", "range", "read", "matched", "completed", "failed", "ski
 
 def lines_of(report: BackfillReport) -> list[str]:
     """The report, line by line."""
-    rows = [_COLUMNS, *(_row(one) for one in report.partitions)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
+    rows = [_COLUMNS, *(_row(one) for one in report.partitions)] if report.partitions else []
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))] if rows else []
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     what = f"dry run of {report.workflow}" if report.dry_run else f"backfill {report.id}: {report.status}"
     took = ""
@@ -153,6 +162,8 @@ def lines_of(report: BackfillReport) -> list[str]:
     lines.append(f"{what}{took}: {_counts(report)}")
     if not report.read and not report.problem and report.over:
         lines.append(f"nothing in the range: {report.topic} has no records from {report.start} up to {report.end}")
+    elif not report.matched and report.read and report.over and report.failed_of is not None:
+        lines.append(f"nothing to redrive: {report.topic} has no dead letters of backfill {report.failed_of}")
     elif not report.matched and report.read and report.over:
         lines.append(f"nothing matched: where={report.where} let none of them through")
     if report.problem:

@@ -154,9 +154,12 @@ def find_worker(target: str) -> Worker:
     found, module = _find(target, "worker")
     if isinstance(found, Worker):
         return found
+    named = getattr(module, target.partition(":")[2], found)
+    what = f"is a {type(found).__name__}" if named is found else f"has returned {found!r:.100}"
+    if inspect.iscoroutinefunction(found):
+        what = "is an `async def`"
     raise Problem(
-        f"{target} is a {type(found).__name__}, not a worker or a function that returns one."
-        f" {_candidates(module, target.partition(':')[0])}"
+        f"{target} {what}, not a worker or a function that returns one. {_candidates(module, target.partition(':')[0])}"
     )
 
 

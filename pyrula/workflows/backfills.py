@@ -44,7 +44,7 @@ class Bound(NamedTuple):
     """One end of a range, checked. `value` is an offset, seconds since 1970, or seconds ago; else 0.
 
     >>> str(Bound.parse("1d12h", "start")), str(Bound.parse("2026-11-28T00:00Z", "start"))
-    ('129600 s ago', '2026-11-28T00:00:00+00:00')
+    ('1d12h ago', '2026-11-28T00:00:00+00:00')
     """
 
     kind: BoundKind
@@ -97,13 +97,22 @@ class Bound(NamedTuple):
             return f"offset {int(self.value)}"
         if self.kind == "time":
             return _iso(self.value)
-        return f"{self.value:g} s ago" if self.kind == "ago" else self.kind
+        return f"{_long(self.value)} ago" if self.kind == "ago" else self.kind
 
 
 _KINDS = (
     'no end of a range: give an offset, a time such as "2026-11-28T00:00:00Z", how long ago such as "24h" or a '
     'timedelta, "earliest" or "latest"'
 )
+
+
+def _long(seconds: float) -> str:
+    """A duration in the largest units that give it whole."""
+    parts = ""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        number, seconds = divmod(seconds, size)
+        parts += f"{number:g}{unit}" if number else ""
+    return parts if parts and not seconds else f"{parts}{seconds:g}s"
 
 
 _EARLIEST: Final = Bound("earliest")
@@ -210,6 +219,8 @@ def _versioned(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _partitions(given: Iterable[int]) -> tuple[int, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"partitions={given!r} is no list of numbers, such as [{given}]")
     chosen = list(given)
     for number in chosen:
         if type(number) is not int or number < 0:

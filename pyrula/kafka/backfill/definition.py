@@ -253,15 +253,17 @@ def load_where(name: str) -> Where:
     except Exception as error:
         raise ConfigurationError(f"where={name!r} can't be imported: {error!r}") from error
     if not callable(found):
-        raise ConfigurationError(f"where={name!r} is a {type(found).__name__}, and can't be called")
+        raise ConfigurationError(f"where={name!r} is {found!r:.100}, which can't be called")
     return found  # type: ignore[no-any-return]
 
 
 def compile_where(predicate: Where) -> Matches:
     """From a record as the client gives it. ConfigurationError for what can't be a predicate."""
+    if not callable(predicate):
+        raise ConfigurationError(f"where={predicate!r:.100} is no function of a record")
     name = shown_name(predicate)
-    if not callable(predicate) or inspect.iscoroutinefunction(predicate):
-        raise ConfigurationError(f"where={predicate!r:.100} must be a plain function of a record, not {name}")
+    if inspect.iscoroutinefunction(predicate):
+        raise ConfigurationError(f"where={name} is an `async def`; it must be a plain function of a record")
     annotation = _value_annotation(predicate)
     reader = value_reader(annotation, f"where={name}", "", None, False)
 
@@ -283,8 +285,10 @@ def _value_annotation(predicate: Where) -> Any:
         parameters = list(inspect.signature(predicate, eval_str=True).parameters.values())
     except (ValueError, NameError, TypeError):
         return Any
-    if not parameters:
-        raise ConfigurationError(f"where={shown_name(predicate)} takes no record")
+    try:
+        inspect.signature(predicate).bind(None)
+    except TypeError as error:
+        raise ConfigurationError(f"where={shown_name(predicate)} can't be called with a record: {error}") from None
     bare = unwrapped(parameters[0].annotation)
     if bare is Record or get_origin(bare) is Record:
         return (get_args(bare) or (Any,))[0]

@@ -118,6 +118,21 @@ def test_a_bar_for_each_partition_with_its_rate_and_the_time_left() -> None:
     assert "1 of 2 partitions, 60%  20 read, 18 completed  2 failed  10 records/s, 5s left" in summary
 
 
+def test_bars_make_room_for_a_line_of_the_log() -> None:
+    stream = Terminal()
+    bars = Bars(stream)
+    bars.step_aside()
+    assert stream.getvalue() == ""
+    bars.show(report(partition(0, 0), partition(1, 90)), 0.0)
+    stream.truncate(0)
+    stream.seek(0)
+    for _ in range(2):
+        bars.step_aside()
+    assert stream.getvalue() == "\x1b[3A\x1b[J"
+    bars.show(report(partition(0, 20), partition(1, 100)), 2.0)
+    assert stream.getvalue().count("A") == 1
+
+
 def test_without_a_terminal_a_line_now_and_then() -> None:
     stream = io.StringIO()
     bars = Bars(stream)
@@ -127,6 +142,13 @@ def test_without_a_terminal_a_line_now_and_then() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[-1].startswith("backfill b: completed")
+
+
+def test_what_is_paused_says_how_it_goes_on() -> None:
+    stream = io.StringIO()
+    Bars(stream).show(report(partition(0, 1), status=BackfillStatus.PAUSED), 0.0)
+    assert "paused" in stream.getvalue()
+    assert stream.getvalue().endswith("pyrula backfill MODULE:WORKER resume b lets it go on\n")
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
@@ -168,6 +190,9 @@ def test_a_report_of_nothing_says_so() -> None:
     assert "nothing in the range: orders has no records from earliest up to latest" in lines_of(over)
     none = replace(over, where="a:b", partitions=(partition(0, 100, read=9),))
     assert "nothing matched: where=a:b let none of them through" in lines_of(none)
+    redrive = replace(none, where=None, failed_of="a")
+    assert "nothing to redrive: orders has no dead letters of backfill a" in lines_of(redrive)
     failed = replace(over, status=BackfillStatus.FAILED, problem="record 7 stands still")
     assert "it failed: record 7 stands still" in lines_of(failed)
     assert "b  failed     double orders" in line_of_status(failed)
+    assert lines_of(replace(failed, partitions=()))[0].startswith("backfill b: failed: ")

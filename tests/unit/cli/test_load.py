@@ -204,10 +204,16 @@ def test_what_is_no_store_is_told(folder: Folder, target: str, namespace: str | 
         ("shop_target:greet", "is a WorkflowDefinition, not a worker"),
         ("shop_target:fails", "RuntimeError: no settings"),
         ("shop_target:bindings", "is a list, not a worker"),
+        ("shop_target:forgets", "shop_target:forgets has returned None, not a worker"),
+        ("shop_target:later", "shop_target:later is an `async def`, not a worker"),
     ],
 )
 def test_a_wrong_target_says_what_is_right(folder: Folder, target: str, said: str) -> None:
-    folder.write("shop_target", f'billing = {_WORKER}\nbindings = []\ndef fails(): raise RuntimeError("no settings")')
+    folder.write(
+        "shop_target",
+        f'billing = {_WORKER}\nbindings = []\ndef fails(): raise RuntimeError("no settings")\n'
+        "def forgets(): pass\nasync def later(): pass",
+    )
     with pytest.raises(Problem) as problem:
         find_worker(target)
     assert said in str(problem.value)

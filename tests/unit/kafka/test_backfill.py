@@ -94,6 +94,10 @@ def test_flow_control_is_refused_as_by_a_binding(policy: dict[str, Any]) -> None
     assert str(by_backfill.value) == str(by_binding.value)
 
 
+async def later(record: Any) -> bool:
+    return True
+
+
 @pytest.mark.parametrize(
     ("given", "named", "said"),
     [
@@ -101,10 +105,14 @@ def test_flow_control_is_refused_as_by_a_binding(policy: dict[str, Any]) -> None
         (Binding(order, topics=["a", "b"], group="g"), {}, "binding g/a,b reads 2"),
         ("order", {"topic": "t"}, "is neither a workflow nor a Binding"),
         (BINDING, {"cluster": "other"}, "is of cluster 'default', not 'other'"),
-        (order, {"topic": "t", "where": 5}, "must be a plain function of a record"),
+        (order, {"topic": "t", "where": 5}, "where=5 is no function of a record"),
         (order, {"topic": "t", "where": "no_such_module:x"}, "can't be imported"),
-        (order, {"topic": "t", "where": f"{__name__}:BINDING"}, "is a Binding, and can't be called"),
-        (order, {"topic": "t", "where": lambda: True}, "takes no record"),
+        (order, {"topic": "t", "where": f"{__name__}:BINDING"}, "which can't be called"),
+        (order, {"topic": "t", "where": lambda: True}, "can't be called with a record: too many positional"),
+        (order, {"topic": "t", "where": lambda record, other: True}, "missing a required argument: 'other'"),
+        (order, {"topic": "t", "where": later}, "later is an `async def`; it must be a plain function"),
+        (order, {"topic": "t", "partitions": 3}, "partitions=3 is no list of numbers, such as [3]"),
+        (order, {"topic": "t", "start": "1d", "end": "36h"}, "the end (1d12h ago) is before the start (1d ago)"),
         (order, {"topic": "t", "end": "1h", "start": "30m"}, "is before the start"),
         (order, {"topic": "t", "max_concurrency": 0}, "max_concurrency=0 is no count"),
         (order, {"topic": "t", "rate": 0}, "rate=0 is no number of records a second"),
