@@ -12,13 +12,13 @@ from redis.exceptions import ResponseError
 
 from pyrula.kafka.record import record_identity, stream_digest
 from pyrula.workflows.errors import LeaseLost, StaleToken
-from pyrula.workflows.store.lanes import HandingOver, lane_of
+from pyrula.workflows.store.lanes import HandingOver, LaneBounds, LiningUp, lane_of
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.messages import Change, End, Lease, Message, Wait
 from pyrula.workflows.store.port import Batch, Token
 from pyrula.workflows.store.record_changes import RecordChange, RecordEnd, RecordId
 from pyrula.workflows.store.records import Registration
-from pyrula.workflows.store.refusals import RunFinishedError, RunNotFoundError
+from pyrula.workflows.store.refusals import RunFinishedError, RunNotFoundError, TransitionRefused
 
 Call: TypeAlias = tuple[Any, ...]
 Answer: TypeAlias = tuple[Any, ...]
@@ -26,9 +26,12 @@ Answer: TypeAlias = tuple[Any, ...]
 PLACE = ("default", "billing", "orders", 3)
 SOURCE = record_identity(*PLACE)
 ADDRESS = f"k{stream_digest(*PLACE[:3])}-3"
-SERVED = "@orders"
+SERVED = f"@{ADDRESS.rpartition('-')[0]}"
 WAITS = (Wait("signal", "go"),)
 ROWS = ((0, b"row"),)
+FAILURE = b'{"type":"ValueError","message":"no","trace":""}'
+HANDED, QUEUED = b'{"handed":1}', b'{"queued":1}'
+"""What a run in the store is executed from: it says how it came there."""
 
 
 def run_id(store: Any, offset: int, token: str) -> RecordId:
@@ -78,9 +81,13 @@ async def _append(store: Any, token: str, offset: int, change: RecordChange) -> 
     return ("written",)
 
 
-async def _hand_over(store: Any, worker: int, token: str, offset: int, key: str, seen: int) -> Answer:
+async def _hand_over(
+    store: Any, worker: int, token: str, offset: int, key: str, seen: int, failed: bool = False
+) -> Answer:
+    """A run that waits, or that failed and blocks its lane, goes to the store."""
     lane = lane_of(key.encode()) if key else None
-    run = HandingOver(run_id(store, offset, token), lane, SERVED, b"{}", 1, seen, WAITS, ROWS)
+    waits, failure = ((), FAILURE) if failed else (WAITS, None)
+    run = HandingOver(run_id(store, offset, token), lane, SERVED, HANDED, 1, seen, waits, ROWS, failure)
     try:
         answer = await store.hand_over(registration(0, worker), Token.parse(token), run)
     except LeaseLost:
@@ -88,6 +95,19 @@ async def _hand_over(store: Any, worker: int, token: str, offset: int, key: str,
     except (KeyError, ResponseError):
         return ("nothing to hand over",)
     return ("taken",) if answer.taken else ("kept", tuple(unread.number for unread in answer.messages))
+
+
+async def _line_up(
+    store: Any, worker: int, token: str, lines: Sequence[tuple[str, Sequence[int]]], most: int
+) -> Answer:
+    """Records of lanes that are away go behind their heads."""
+    lanes = [
+        LiningUp(lane_of(key.encode()), [(run_id(store, offset, token), QUEUED) for offset in offsets])
+        for key, offsets in lines
+    ]
+    bounds = LaneBounds(most, 1 << 20, 1 << 20)
+    answers = await store.line_up(registration(0, worker), Token.parse(token), SERVED, lanes, bounds)
+    return tuple((answer.taken, answer.rest) for answer in answers)
 
 
 async def _come_home(store: Any, worker: int, token: str, asked: Sequence[tuple[str, int]]) -> Answer:
@@ -102,8 +122,8 @@ async def _prune(store: Any, worker: int, token: str, below: int) -> Answer:
 
 
 async def _pass(store: Any, worker: int, token: str, below: int, positions: Sequence[int]) -> Answer:
-    await store.pass_records(registration(0, worker), Token.parse(token), below, list(positions))
-    return ("passed",)
+    gone = await store.pass_records(registration(0, worker), Token.parse(token), below, list(positions))
+    return "passed", tuple(sorted(lane[1:].decode() for lane in gone))
 
 
 def run_text(store: Any, run: str) -> str:
@@ -130,13 +150,22 @@ async def _tell(store: Any, client: int, run: str, kind: Any, number: int) -> An
     return "told", str(answer.status)
 
 
+async def _retry(store: Any, client: int, run: str) -> Answer:
+    """A client lets a run that failed, and blocks its lane, go on."""
+    try:
+        return "retried", str(await store.retry(run_text(store, run)))
+    except TransitionRefused:
+        return ("refused",)
+
+
 async def _take(store: Any, executor: int) -> Answer:
     """Claims one run that is ready."""
     claims = await store.claim(f"x{executor}", [(SERVED, "1")], 1)
     if not claims.runs:
         return ("none",)
     (run,) = claims.runs
-    assert run.rows == ROWS, f"run {run.lease.run_id} has lost its journal: {run.rows}"
+    if run.params == HANDED:
+        assert run.rows[:1] == ROWS, f"run {run.lease.run_id} has lost its journal: {run.rows}"
     messages = tuple((unread.number, unread.message.kind) for unread in run.messages)
     return "run", run_of(run.lease.run_id), run.lease.epoch, messages
 
@@ -157,6 +186,12 @@ async def _park(store: Any, executor: int, run: str, epoch: int, consumed: Seque
     return ("parked",) if reply.parked else ("kept", tuple(unread.number for unread in reply.messages))
 
 
+async def _block(store: Any, executor: int, run: str, epoch: int, consumed: Sequence[int]) -> Answer:
+    """It has failed again: it blocks its lane until somebody retries or cancels it."""
+    await store.pause(_lease(store, executor, run, epoch), Change(1, consumed=tuple(consumed)), FAILURE, failed=True)
+    return ("blocked",)
+
+
 async def _reap(store: Any, executor: int) -> Answer:
     """Others take an executor for dead, and put its runs back."""
     suspects = [suspect for suspect in await store.beats() if suspect.worker == f"x{executor}"]
@@ -170,6 +205,7 @@ _CALLS: dict[str, Callable[..., Coroutine[Any, Any, Answer]]] = {
     "wait": _wait,
     "end": _end,
     "hand over": _hand_over,
+    "line up": _line_up,
     "come home": _come_home,
     "prune": _prune,
     "pass": _pass,
@@ -177,10 +213,12 @@ _CALLS: dict[str, Callable[..., Coroutine[Any, Any, Answer]]] = {
     "take": _take,
     "finish": _finish,
     "park": _park,
+    "block": _block,
+    "retry": _retry,
     "reap": _reap,
 }
 
-EXECUTOR = frozenset({"take", "finish", "park", "reap", "tell"})
+EXECUTOR = frozenset({"take", "finish", "park", "block", "reap", "tell", "retry"})
 """Calls that no holder of a source makes."""
 
 

@@ -16,7 +16,9 @@ from pyrula.workflows.store.memory import MemoryStore
 from pyrula.workflows.store.memory_board import Board
 from pyrula.workflows.store.memory_holders import MemoryRunHolder
 from pyrula.workflows.store.memory_lanes import MemoryLanes
+from pyrula.workflows.store.memory_record_runs import RecordRuns
 from pyrula.workflows.store.memory_records import MemoryRecords
+from pyrula.workflows.store.memory_senders import MemoryRunSender
 from tests.model.world import Faults, Setup
 
 
@@ -57,7 +59,7 @@ def left_out(patch: Patch | None) -> Iterator[None]:
             "The rule has moved: let the mutant follow it."
         )
     made: dict[str, Any] = {}
-    exec(source.replace(patch.line, patch.instead), original.__globals__, made)
+    exec(source.replace(patch.line, patch.instead), inspect.unwrap(original).__globals__, made)
     setattr(patch.cls, patch.method, made[patch.method])
     try:
         yield
@@ -152,5 +154,92 @@ STORE = (
         _FIRST,
         "order",
         Patch(MemoryLanes, "lanes", "bool(lane.head)", "False"),
+    ),
+)
+
+QUEUE = (
+    Mutant(
+        "one call at a time about a lane",
+        Setup("aaa", ("p", "d", "d"), 1).but("one call at a time"),
+        "nothing lost",
+    ),
+    Mutant(
+        "disk before a place in the queue is answered",
+        Setup("aa", ("p", "d"), 1, faults=Faults(restart=1)).but("fsync before line up"),
+        "nothing lost",
+    ),
+    Mutant(
+        "the floor is looked at before the head",
+        Setup("aa", ("p", "d"), 1, faults=Faults(lost=1)),
+        "the floor",
+        Patch(MemoryLanes, "_line_up", "or run_id.position <= lane.floor", ""),
+    ),
+    Mutant(
+        "nothing is queued where there is no head",
+        Setup("aa", ("p", "d"), 1),
+        "it comes home",
+        Patch(MemoryLanes, "_line_up", "if not lane.head:", "if False:"),
+    ),
+    Mutant(
+        "a queue is bounded",
+        Setup("aaa", ("p", "d", "d"), 1),
+        "bound",
+        Patch(MemoryLanes, "_is_full", "len(lane.queue) >= bounds.records", "len(lane.queue) > bounds.records"),
+    ),
+    Mutant(
+        "what is queued raises the floor",
+        Setup("aa", ("p", "d"), 1, faults=_CRASH),
+        "the floor",
+        Patch(MemoryLanes, "_line_up", "lane.floor = run_id.position", "pass"),
+    ),
+    Mutant(
+        "the end of a head makes the next one ready",
+        Setup("aa", ("p", "d"), 1),
+        "it comes home",
+        Patch(RecordRuns, "leave_lane", "self.board.enqueue(following)", "pass"),
+    ),
+    Mutant(
+        "the next of the queue is the head",
+        Setup("aaa", ("p", "d", "d"), 1),
+        "order",
+        Patch(RecordRuns, "leave_lane", 'next(iter(lane.queue), "")', '""'),
+    ),
+    Mutant(
+        "the first of the queue is the next",
+        Setup("aaa", ("p", "d", "d"), 2),
+        "order",
+        Patch(RecordRuns, "leave_lane", 'next(iter(lane.queue), "")', 'next(reversed(lane.queue), "")'),
+    ),
+    Mutant(
+        "one that is cancelled leaves the queue",
+        Setup("aa", ("p", "d"), 1, faults=Faults(cancel=1)),
+        "it comes home",
+        Patch(RecordRuns, "leave_lane", "del lane.queue[chain.id]", "pass"),
+    ),
+    Mutant(
+        "every end of a head makes the next one ready",
+        Setup("aa", ("f", "d"), 1, faults=Faults(cancel=1)),
+        "it comes home",
+        Patch(
+            Board, "cancel", 'self.end(chain, RunStatus.CANCELLED, b"null", None)', "chain.status = RunStatus.CANCELLED"
+        ),
+    ),
+    Mutant(
+        "one that is queued isn't claimed",
+        Setup("aa", ("p", "d"), 1),
+        "order",
+        Patch(MemoryLanes, "_put_behind", "board.put_behind(chain)", "board.enqueue(chain)"),
+    ),
+    Mutant(
+        "one that failed and blocks its lane is retried",
+        Setup("aa", ("f", "d"), 1),
+        "it comes home",
+        Patch(MemoryRunSender, "_again", "self._board.enqueue(chain)", "pass"),
+    ),
+    Mutant(
+        "a lane with a queue is never forgotten",
+        Setup("aa", ("p", "d"), 1, faults=_CRASH),
+        "order",
+        Patch(MemoryRecords, "pass_records", "not lane.head and lane.floor < below", "lane.floor < below"),
     ),
 )

@@ -30,7 +30,8 @@ class Worker(NamedTuple):
     bodies: tuple[tuple[int, Body], ...] = ()
     attended: tuple[tuple[int, int], ...] = ()
     """Positions that somebody may have addressed, with the number of the last change."""
-    asked: tuple[tuple[str, int], ...] = ()
+    asked: tuple[Call, ...] = ()
+    """Calls about its lanes that are on their way: one at most."""
     committing: tuple[int, frozenset[int]] | None = None
     told: tuple[int, frozenset[int]] | None = None
     """The last commit that was acknowledged."""
@@ -49,8 +50,9 @@ Sent: TypeAlias = tuple[Call, ...]
 class Owner:
     """The rules of a worker numbered `who` over a log of `keys`, one key for each offset ("-": null)."""
 
-    def __init__(self, keys: str, without: frozenset[str]) -> None:
+    def __init__(self, keys: str, bound: int, without: frozenset[str]) -> None:
         self.keys = keys
+        self.bound = bound
         self.without = without
         self._end = len(keys)
 
@@ -122,7 +124,7 @@ class Owner:
     def may_start(self, worker: Worker) -> list[int]:
         """Heads that may run here: nothing of their lane runs, and it is home."""
         bodies = dict(worker.bodies)
-        asked = dict(worker.asked)
+        asked = {lane for call in worker.asked for lane, _ in call[3]}
         found = []
         for offset in self.heads(worker):
             lane = self.lane(offset)
@@ -149,12 +151,13 @@ class Owner:
         attended[offset] = attended.get(offset, 0) + 1
         return worker._replace(attended=tuple(sorted(attended.items())), journaled=True)
 
-    def hands_over(self, who: int, worker: Worker, offset: int) -> tuple[Worker, Sent]:
-        """The run stands still: it goes to the store, and is complete once that is answered."""
+    def hands_over(self, who: int, worker: Worker, offset: int, *, failed: bool = False) -> tuple[Worker, Sent]:
+        """The run stands still, or has failed and blocks its lane: it goes to the store, and is complete once that is
+        answered."""
         found = _with_body(worker, offset, "handing")
         if "complete when durable" in self.without:
             found = self._gone(found, offset)
-        return found, (("hand over", who, worker.token, offset, self.lane(offset), 0),)
+        return found, (("hand over", who, worker.token, offset, self.lane(offset), 0, failed),)
 
     def handed_over(self, worker: Worker, offset: int, answer: Answer) -> Worker:
         if answer[0] == "taken":
@@ -172,22 +175,81 @@ class Owner:
         waiting = tuple((self.lane(o), o) for o in self.heads(worker) if self.away(worker, self.lane(o)))
         if not waiting or worker.asked:
             return worker, ()
-        return worker._replace(asked=waiting), (("come home", who, worker.token, waiting),)
+        call = "come home", who, worker.token, waiting
+        return worker._replace(asked=(call,)), (call,)
 
     def answered(self, worker: Worker, asked: tuple[tuple[str, int], ...], answers: Answer) -> Worker:
-        found = worker._replace(asked=())
-        floors = {key: floor for key, floor, _ in worker.lanes}
+        found = worker
         for (lane, offset), answer in zip(asked, answers, strict=True):
             if answer == "taken":
-                found = found._replace(done=found.done | {offset})
+                found = self._in_store(found, lane, (offset,))
             elif answer == "home":
-                found = _with_lane(found, lane, floors[lane], False)
+                found = self._home(found, lane)
         return found
+
+    def lines_up(self, who: int, worker: Worker) -> Iterator[tuple[Worker, Sent]]:
+        """What waits behind heads goes to the store, the first of each lane or all of it. When is a policy, so it is
+        tried at every moment. What has begun before waits here until the lane is home."""
+        if not self.bound:
+            return
+        if "one call at a time" in self.without:
+            yield from self._line_up_singly(who, worker)
+            return
+        if worker.asked:
+            return
+        lines = []
+        for head in self.heads(worker):
+            lane = self.lane(head)
+            if self.away(worker, lane) and (offsets := self._fresh_line(worker, lane, head)):
+                lines.append((lane, offsets))
+        for most in dict.fromkeys((1, self._end)):
+            sent = tuple((lane, offsets[:most]) for lane, offsets in lines)
+            if sent and (most == 1 or sent != tuple((lane, offsets[:1]) for lane, offsets in lines)):
+                call = "line up", who, worker.token, sent, self.bound
+                yield worker._replace(asked=(call,)), (call,)
+
+    def _fresh_line(self, worker: Worker, lane: str, head: int) -> tuple[int, ...]:
+        begun = dict(worker.attended)
+        found = []
+        for offset in range(head, self._end):
+            if self.lane(offset) == lane and offset not in worker.done:
+                if offset in begun:
+                    break
+                found.append(offset)
+        return tuple(found)
+
+    def _line_up_singly(self, who: int, worker: Worker) -> Iterator[tuple[Worker, Sent]]:
+        if any(call[0] == "come home" for call in worker.asked):
+            return
+        sent = {offset for call in worker.asked for _, offsets in call[3] for offset in offsets}
+        for offset in range(worker.start, self._end):
+            if offset not in worker.done and offset not in sent and self.away(worker, self.lane(offset)):
+                call = "line up", who, worker.token, ((self.lane(offset), (offset,)),), self.bound
+                yield worker._replace(asked=(*worker.asked, call)), (call,)
+                return
+
+    def lined_up(self, worker: Worker, lines: tuple[tuple[str, tuple[int, ...]], ...], answers: Answer) -> Worker:
+        found = worker
+        for (lane, offsets), (taken, rest) in zip(lines, answers, strict=True):
+            found = self._in_store(found, lane, offsets[:taken])
+            if rest == "home":
+                found = self._home(found, lane)
+        return found
+
+    def _in_store(self, worker: Worker, lane: str, offsets: tuple[int, ...]) -> Worker:
+        """These are in the store, or done: they are complete."""
+        if not offsets:
+            return worker
+        floor = max([offsets[-1], *(floor for key, floor, _ in worker.lanes if key == lane)])
+        return _with_lane(worker._replace(done=worker.done | set(offsets)), lane, floor, self.away(worker, lane))
+
+    def _home(self, worker: Worker, lane: str) -> Worker:
+        floor = next((floor for key, floor, away in worker.lanes if key == lane and away), None)
+        return worker if floor is None else _with_lane(worker, lane, floor, False)
 
     def told_home(self, worker: Worker, lane: str) -> Worker:
         """Only where the store's word isn't what counts: a message said that a lane's head has ended."""
-        floors = {key: floor for key, floor, _ in worker.lanes}
-        return _with_lane(worker, lane, floors[lane], False) if lane in floors else worker
+        return self._home(worker, lane)
 
     # commits
 
@@ -215,7 +277,7 @@ class Owner:
 
     def _to_prune(self, worker: Worker) -> bool:
         """Whether the store has anything of this partition that a commit may pass."""
-        return worker.journaled or bool(worker.attended)
+        return worker.journaled or bool(worker.attended) or bool(worker.lanes)
 
     def prunes(self, who: int, worker: Worker) -> tuple[Worker, Sent]:
         """What an acknowledged commit has passed goes from the store: rows first, then board and lanes."""
@@ -229,16 +291,18 @@ class Owner:
 
     def _passes(self, who: int, worker: Worker, below: int) -> tuple[Worker, Sent]:
         positions = tuple(offset for offset in _counts(worker) if offset < below)
-        if not positions:
+        under = any(floor < below and not away for _, floor, away in worker.lanes)
+        if not (positions or under):
             return worker._replace(pruning="", pruned=below), ()
         return worker._replace(pruning="board", pruned=below), (("pass", who, worker.token, below, positions),)
 
     def pruned(self, who: int, worker: Worker, below: int) -> tuple[Worker, Sent]:
         return self._passes(who, worker, below)
 
-    def passed(self, worker: Worker, positions: tuple[int, ...]) -> Worker:
+    def passed(self, worker: Worker, positions: tuple[int, ...], gone: tuple[str, ...]) -> Worker:
         left = tuple(pair for pair in worker.attended if pair[0] not in positions)
-        return worker._replace(pruning="", attended=left)
+        lanes = tuple(lane for lane in worker.lanes if lane[2] or lane[0] not in gone)
+        return worker._replace(pruning="", attended=left, lanes=lanes)
 
     # answers
 
@@ -254,11 +318,13 @@ class Owner:
         if name == "hand over":
             return self.handed_over(worker, arguments[1], answer), ()
         if name == "come home":
-            return self.answered(worker, arguments[1], answer), ()
+            return self.answered(_without_call(worker, call), arguments[1], answer), ()
+        if name == "line up":
+            return self.lined_up(_without_call(worker, call), arguments[1], answer), ()
         if name == "prune":
             return self.pruned(who, worker, arguments[1])
         if name == "pass":
-            return self.passed(worker, arguments[2]), ()
+            return self.passed(worker, arguments[2], answer[1]), ()
         if name == "head ended":
             return self.told_home(worker, arguments[0]), ()
         if name == "commit":
@@ -272,6 +338,10 @@ class Owner:
 
 def _counts(worker: Worker) -> list[int]:
     return [offset for offset, _ in worker.attended]
+
+
+def _without_call(worker: Worker, call: Call) -> Worker:
+    return worker._replace(asked=tuple(one for one in worker.asked if one != call))
 
 
 def _with_body(worker: Worker, offset: int, stage: Body | None) -> Worker:

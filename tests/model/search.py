@@ -46,6 +46,7 @@ class Search:
         self._parents: list[int] = []
         self._goals: list[int] = []
         self._backwards: list[list[int]] = []
+        self._dead = bytearray()
         self._parts: dict[Hashable, Hashable] = {}
 
     def run(self) -> Found:
@@ -70,6 +71,8 @@ class Search:
                         self._goals.append(found)
                 if not fault:
                     self._backwards[found].append(number)
+                    if found != number:
+                        self._dead[number] = 0
             if len(self._parents) > self._most:
                 raise RuntimeError(f"more than {self._most} states")
         self._check_ends()
@@ -80,6 +83,7 @@ class Search:
         number = self._numbers[state] = len(self._parents)
         self._parents.append(parent)
         self._backwards.append([])
+        self._dead.append(1)
         return number
 
     def _shared(self, state: State) -> State:
@@ -98,6 +102,8 @@ class Search:
                     queue.append(before)
         stuck = reached.find(0)
         if stuck >= 0:
+            # where nothing goes on at all is the best example
+            stuck = next((one for one, dead in enumerate(self._dead) if dead and not reached[one]), stuck)
             raise self._violation("it comes home: from here no end can be reached without a further fault", stuck)
 
     def _path(self, number: int) -> list[int]:

@@ -82,6 +82,10 @@ class View(NamedTuple):
     runs: tuple[tuple[str, Held], ...]
     token: str
     """Of who has the partition, as the store knows it."""
+    away: bool
+    """Whether a lane is away, as the store knows it."""
+    queued: int
+    """The most that stand behind one head."""
 
     @property
     def held(self) -> dict[str, Held]:
@@ -147,9 +151,12 @@ def _view(store: MemoryStore) -> View:
     for chain_id, chain in store._board.chains.items():
         if chain.status in TERMINAL:
             continue
-        live[calls.run_of(chain_id)] = Held(str(chain.status), chain.worker, chain.epoch)
+        status = "behind" if chain.behind else str(chain.status)
+        live[calls.run_of(chain_id)] = Held(status, chain.worker, chain.epoch)
     tokens = [str(source.token) for source in store._sources.values()]
-    return View(tuple(sorted(live.items())), "".join(tokens))
+    lanes = [lane for address in store._records.addresses.values() for lane in address.lanes.values()]
+    queued = max([len(lane.queue) for lane in lanes], default=0)
+    return View(tuple(sorted(live.items())), "".join(tokens), any(lane.head for lane in lanes), queued)
 
 
 RUNNING = str(RunStatus.RUNNING)

@@ -3,13 +3,13 @@
 import pytest
 
 from pyrula.workflows.store.memory_lanes import MemoryLanes
-from tests.model.mutants import OWNER, STORE, Mutant, Patch, left_out
+from tests.model.mutants import OWNER, QUEUE, STORE, Mutant, Patch, left_out
 from tests.model.search import Search, Violation
-from tests.model.setups import SMALL
+from tests.model.setups import LARGE, SMALL
 from tests.model.world import World
 
 
-@pytest.mark.parametrize("mutant", [*OWNER, *STORE], ids=str)
+@pytest.mark.parametrize("mutant", [*OWNER, *STORE, *QUEUE], ids=str)
 def test_a_rule_left_out_is_noticed(mutant: Mutant) -> None:
     with left_out(mutant.patch), pytest.raises(Violation) as caught:
         Search(World(mutant.setup)).run()
@@ -18,7 +18,8 @@ def test_a_rule_left_out_is_noticed(mutant: Mutant) -> None:
 
 
 def test_without_the_mutation_their_configurations_hold() -> None:
-    for setup in dict.fromkeys(mutant.setup.whole() for mutant in (*OWNER, *STORE)):
+    searched = {*SMALL.values(), *LARGE.values()}
+    for setup in {mutant.setup.whole() for mutant in (*OWNER, *STORE, *QUEUE)} - searched:
         assert Search(World(setup)).run().ends
 
 
@@ -47,7 +48,7 @@ def test_a_mutant_whose_rule_has_moved_says_so() -> None:
 
 
 def test_mutants_leave_the_store_as_it_was() -> None:
-    for mutant in STORE:
+    for mutant in (*STORE, *QUEUE):
         with left_out(mutant.patch):
             pass
     assert Search(World(SMALL["two records, the first parks; nothing goes wrong"])).run().ends

@@ -32,14 +32,15 @@ class Faults(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """A configuration. `memory` and `store` say for each offset how its body may end there: d(one), p(arks)."""
+    """A configuration. `memory` says for each offset how a body may end there: d(one), p(arks), f(ails and blocks)."""
 
     keys: str
     memory: tuple[str, ...]
-    store: tuple[str, ...] = ()
+    bound: int = 0
+    """How many may be queued behind a head."""
     faults: Faults = field(default_factory=Faults)
     again: int = 0
-    """How often a run in the store may park again."""
+    """How often a run in the store may park again, or fail."""
     executors: int = 1
     without: frozenset[str] = frozenset()
     """Rules of the owner's, or of the way answers come, that are left out."""
@@ -79,6 +80,8 @@ class State(NamedTuple):
     """In the order of the last time; with whether the store may still lose it."""
     handed: tuple[tuple[str, int, int], ...]
     """The highest offset of each key that the store has ever taken, and the highest that it can't lose."""
+    dropped: frozenset[int]
+    """Those that were cancelled before they began."""
     left: Faults
     again: int
     broken: str = ""
@@ -95,7 +98,7 @@ class World:
     def __init__(self, setup: Setup, snapshots: Snapshots | None = None) -> None:
         self.setup = setup
         self.snapshots = snapshots or Snapshots()
-        self.owner = Owner(setup.keys, setup.without)
+        self.owner = Owner(setup.keys, setup.bound, setup.without)
         self._end = len(setup.keys)
         self._restarts = setup.faults.restart > 0
         self._volatile = frozenset(
@@ -117,6 +120,7 @@ class World:
             (None,) * setup.executors,
             (),
             (),
+            frozenset(),
             setup.faults,
             setup.again,
         )
@@ -181,10 +185,15 @@ class World:
                 yield from self._completes(state, who, worker, offset)
             if stage == "runs" and "p" in setup.memory[offset]:
                 yield self._parks(state, who, worker, offset)
-        if owner.asks(who, worker)[1]:
-            found, sent = owner.asks(who, worker)
-            texts = ", ".join(self.name(offset) for _, offset in found.asked)
+            if stage == "runs" and "f" in setup.memory[offset]:
+                yield self._parks(state, who, worker, offset, failed=True)
+        found, sent = owner.asks(who, worker)
+        if sent:
+            texts = ", ".join(self.name(offset) for _, offset in sent[0][3])
             yield f"{name} asks whether {texts} may run", self._with(state, who, found, sent), False
+        for found, sent in owner.lines_up(who, worker):
+            texts = ", ".join(self.name(offset) for _, offsets in sent[0][3] for offset in offsets)
+            yield f"{name} sends {texts} to the queue", self._with(state, who, found, sent), False
         if owner.commits(who, worker)[1]:
             found, sent = owner.commits(who, worker)
             yield f"{name} sends a commit of {sent[0][3]}", self._with(state, who, found, sent), False
@@ -208,15 +217,15 @@ class World:
             found = self._completed(found, offset, soft=False)
         yield text, found, False
 
-    def _parks(self, state: State, who: int, worker: Worker, offset: int) -> Step:
+    def _parks(self, state: State, who: int, worker: Worker, offset: int, *, failed: bool = False) -> Step:
         number = self.owner.number(worker, offset) or 0
         call = "wait", who, worker.token, offset, self.owner.holder(who, worker), number + 1
         answer, store = self.snapshots.call(state.store, call)
-        text = f"W{who + 1} parks {self.name(offset)}"
+        text = f"W{who + 1} {'blocks' if failed else 'parks'} {self.name(offset)}"
         if answer == ("lost",):
             return f"{text}: its rows are refused", self._dropped(state, who), False
         state = self._on_disk(state._replace(store=store))
-        found, sent = self.owner.hands_over(who, self.owner.changed(worker, offset), offset)
+        found, sent = self.owner.hands_over(who, self.owner.changed(worker, offset), offset, failed=failed)
         return f"{text}: its hand-over is sent", self._with(state, who, found, sent), False
 
     # what is on its way
@@ -264,10 +273,11 @@ class World:
     def _noted(self, state: State, call: Call, answer: tuple[Any, ...]) -> State:
         """What a call did in the store that the properties are about."""
         if call[0] == "hand over" and answer == ("taken",) and call[4]:
-            handed = {key: (floor, kept) for key, floor, kept in state.handed}
-            floor, kept = handed.get(call[4], (-1, -1))
-            handed[call[4]] = max(floor, call[3]), kept
-            return state._replace(handed=tuple(sorted((key, *floors) for key, floors in handed.items())))
+            return _with_floor(state, call[4], call[3])
+        if call[0] == "line up" and answer != ("lost",):
+            for (lane, offsets), (taken, _) in zip(call[3], answer, strict=True):
+                if taken:
+                    state = _with_floor(state, lane, offsets[taken - 1])
         return state
 
     def _on_disk(self, state: State) -> State:
@@ -321,6 +331,11 @@ class World:
             if answer == ("parked",):
                 found = self._on_disk(self._with_executor(parked, who, None))
                 yield f"{name} parks the run of {self.name(offset)} again", found, False
+            if "f" in self.setup.memory[offset]:
+                _, store = self.snapshots.call(state.store, ("block", who, run, epoch, consumed))
+                blocked = state._replace(store=store, again=state.again - 1)
+                found = self._on_disk(self._with_executor(blocked, who, None))
+                yield f"{name}'s run of {self.name(offset)} fails, and blocks its lane", found, False
 
     def _clients(self, state: State) -> Iterator[Step]:
         view = self.snapshots.views[state.store]
@@ -328,8 +343,13 @@ class World:
             name = self.name(offset_of(run))
             if held.status == "signal_waiting":
                 yield f"a client signals the run of {name}", self._tell(state, run, "signal", held), False
+            if held.status == "paused":
+                _, store = self.snapshots.call(state.store, ("retry", 0, run))
+                yield f"a client retries the run of {name}", self._on_disk(state._replace(store=store)), False
             if state.left.cancel:
                 found = self._spent(self._tell(state, run, "cancel", held), "cancel")
+                if run not in self.snapshots.views[found.store].held:
+                    found = found._replace(dropped=found.dropped | {offset_of(run)})
                 if found.store != state.store:
                     yield f"a client cancels the run of {name}", found, True
         if state.left.early:
@@ -423,7 +443,7 @@ class World:
     def _completed(self, state: State, offset: int, *, soft: bool) -> State:
         """A record completes, by its owner or by who has its run. `soft`: the store may still forget it."""
         soft = soft and self._restarts
-        before = {one for one, _ in state.completed}
+        before = {one for one, _ in state.completed} | state.dropped
         lane = self.owner.lane(offset)
         for earlier in range(offset if lane else 0):
             if self.owner.lane(earlier) == lane and earlier not in before:
@@ -437,8 +457,11 @@ class World:
         """The promise that doesn't hold in a state, or ""."""
         if state.broken:
             return state.broken
-        runs = self.snapshots.views[state.store].offsets
-        completed = {offset for offset, _ in state.completed}
+        view = self.snapshots.views[state.store]
+        if view.queued > self.setup.bound:
+            return f"bound: {view.queued} records are queued behind a head, more than {self.setup.bound}"
+        runs = view.offsets
+        completed = {offset for offset, _ in state.completed} | state.dropped
         for offset in (*range(state.committed), *state.map):
             if offset not in completed and offset not in runs:
                 return f"nothing lost: Kafka counts {self.name(offset)} as complete, and nobody has it"
@@ -446,7 +469,8 @@ class World:
 
     def is_end(self, state: State) -> bool:
         """All is committed and all lanes are home."""
-        if state.committed < self._end or self.snapshots.views[state.store].runs:
+        view = self.snapshots.views[state.store]
+        if state.committed < self._end or view.runs or view.away:
             return False
         return not any(worker.bodies for worker in state.workers[state.owner : state.owner + 1])
 
@@ -489,6 +513,8 @@ class World:
             return f"hand-over of {self.name(call[3])}"
         if name == "come home":
             return f"question about {', '.join(self.name(offset) for _, offset in call[3])}"
+        if name == "line up":
+            return f"queueing of {', '.join(self.name(offset) for _, offsets in call[3] for offset in offsets)}"
         if name == "commit":
             return f"commit of {call[3]}"
         if name in ("prune", "pass"):
@@ -505,6 +531,13 @@ def _sender(message: Message) -> str:
 
 def _sorted(net: tuple[Message, ...]) -> tuple[Message, ...]:
     return tuple(sorted(net, key=repr))
+
+
+def _with_floor(state: State, lane: str, offset: int) -> State:
+    handed = {key: (floor, kept) for key, floor, kept in state.handed}
+    floor, kept = handed.get(lane, (-1, -1))
+    handed[lane] = max(floor, offset), kept
+    return state._replace(handed=tuple(sorted((key, *floors) for key, floors in handed.items())))
 
 
 def _lanes(worker: Worker) -> str:
