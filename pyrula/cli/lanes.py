@@ -10,10 +10,15 @@ from pyrula.cli.numbers import count
 from pyrula.cli.problem import Problem
 from pyrula.kafka import Binding, KafkaWorker
 from pyrula.kafka.topic_admin import TopicAdmin
+from pyrula.workflows import RunNotFoundError, WorkflowClient
 from pyrula.workflows.errors import PyrulaError
 from pyrula.workflows.store.lanes import WHOLE
+from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
+from pyrula.workflows.store.payloads import read_failure
 
 __all__ = ["add_command"]
+
+_CANCEL_SECONDS = 10.0
 
 
 class AwayLane(NamedTuple):
@@ -37,6 +42,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         ),
     )
     parser.add_argument("worker", metavar="MODULE:WORKER", help="such as shop.orders:worker")
+    parser.add_argument(
+        "--discard", metavar="RUN", help="end the run that a key waits for, as cancelled, so that the key goes on"
+    )
     parser.add_argument("--most", type=count, default=100, metavar="N", help="how many to list (100)")
     parser.set_defaults(run=run)
 
@@ -44,9 +52,18 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def run(arguments: argparse.Namespace) -> int:
     worker = find_kafka_worker(arguments.worker)
     try:
+        if arguments.discard is not None:
+            return asyncio.run(_discard(worker, arguments.discard))
         return asyncio.run(_list(worker, arguments.most))
-    except PyrulaError as error:
+    except (PyrulaError, ValueError) as error:
         raise Problem(str(error)) from error
+
+
+async def _discard(worker: KafkaWorker, run_id: str) -> int:
+    async with WorkflowClient(worker.store) as client:
+        status = await client.handle("", run_id).cancel(timeout=_CANCEL_SECONDS)
+    print(f"{run_id} is {status}" if status in TERMINAL else f"{run_id} is {status}, and ends when a worker gets to it")
+    return 0
 
 
 async def _list(worker: KafkaWorker, most: int) -> int:
@@ -55,13 +72,27 @@ async def _list(worker: KafkaWorker, most: int) -> int:
         found = [lane async for lane in _away(worker)]
         for lane in found[:most]:
             behind = f", {lane.queued} queued behind it" if lane.queued else ""
-            print(f"{lane.topic}[{lane.partition}]  {lane.key}  waits for {lane.run_id}{behind}")
+            why = await _blocked(worker, lane.run_id)
+            print(f"{lane.topic}[{lane.partition}]  {lane.key}  waits for {lane.run_id}{behind}{why}")
     finally:
         await worker.store.close()
     if len(found) > most:
         print(f"... and {len(found) - most} more")
     print(f"{len(found)} away" if found else "no lane is away")
     return 0
+
+
+async def _blocked(worker: KafkaWorker, run_id: str) -> str:
+    """Why the run of a lane's head doesn't go on by itself, if it doesn't."""
+    try:
+        detail = await worker.store.detail(run_id)
+    except RunNotFoundError:
+        return ""  # it ended meanwhile
+    if detail.status != RunStatus.PAUSED or detail.error is None:
+        return ""
+    failure = read_failure(detail.error)
+    name = failure.type.rpartition(".")[2]
+    return f"; blocked: {name}: {failure.message}" if name else f"; paused: {failure.message}"
 
 
 async def _away(worker: KafkaWorker) -> AsyncIterator[AwayLane]:

@@ -18,8 +18,12 @@ _HELP = """\
 Run a dead-lettered record once more, beside its key's other records. RUN is the id of its run, or its place as
 TOPIC:PARTITION:OFFSET, or the place of its letter in the dead-letter topic. Steps that had ended aren't executed again
 as long as their journal is kept. A worker that runs (pyrula worker) executes it; this command only asks for that. All
-that failed in a backfill: pyrula backfill MODULE:WORKER redrive ID.
+that failed in a backfill: pyrula backfill MODULE:WORKER redrive ID. With on_failure="park_key" a key waits for its
+record; then that goes on, and the key follows.
 """
+
+
+_ASKED_FOR = ("redriven", "retried", "unpaused")
 
 
 class _Place(NamedTuple):
@@ -47,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
 async def _redrive(worker: KafkaWorker, which: str, group: str | None) -> int:
     async with WorkflowClient(worker.store) as client:
         run = await _asked_for(client, worker, which, group)
-        resumed = [event.data["resumed"] for event in await run.events() if event.type == "redriven"][-1]
+        last = [event for event in await run.events() if event.type in _ASKED_FOR][-1]
+    resumed = last.data.get("resumed", True)  # one that was held or blocked still has its journal
     how = "goes on at the step that failed" if resumed else "begins anew: no journal of it is kept"
     print(f"{run} is queued, and {how}")
     return 0

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, Final, Literal
 
 from pyrula.kafka.attended import PARK_AFTER, AttendedRun
-from pyrula.kafka.attending import AttendingStore, Slots, Verdict
+from pyrula.kafka.attending import AttendingStore, Leaving, Slots, Verdict
 from pyrula.kafka.away import AwayLanes
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.partition import Partition, Raw, RecordRun
@@ -22,12 +22,13 @@ from pyrula.kafka.record import address_of, served_name
 from pyrula.kafka.stored_record import encode_record
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import dumps
+from pyrula.workflows.engine.retry import rows_for_retry
 from pyrula.workflows.errors import LeaseLost, PyrulaError, StoreError, StoreUnavailable
 from pyrula.workflows.execution import Execution, LetGo, Outcome
+from pyrula.workflows.replay.journal import Journal
 from pyrula.workflows.store.lanes import HANDED_OVER, NO_QUEUE, HandedOver, HandingOver, LaneBounds, LaneState
 from pyrula.workflows.store.lifecycle import RunStatus
-from pyrula.workflows.store.messages import Wait
-from pyrula.workflows.store.payloads import Failure, encode_refusal, failure_of
+from pyrula.workflows.store.payloads import Failure, encode_failure, encode_refusal, failure_of
 from pyrula.workflows.store.port import Token
 from pyrula.workflows.store.record_changes import RecordId
 from pyrula.workflows.store.record_places import answer_where
@@ -124,10 +125,24 @@ class Addresses:
         """A record can't go on until somebody says so, then by this run."""
         self._of(record.offset).hold(record, text, run)
 
-    async def _hand_over(self, run: RecordRun, seen: int, waits: tuple[Wait, ...]) -> HandedOver:
+    def block(
+        self, record: Raw, error: BaseException, attempt: int, run: RecordRun | None, then: Callable[[bool], None]
+    ) -> bool:
+        """Whether a record's run that failed once and for all, and its lane with it, may be left to the store; then
+        `then` is told whether it has it. No run: it was not made one."""
+        attended = self._of(record.offset) if self._hands_over else None
+        if attended is None or attended.departure is None:
+            return False
+        journal = None if run is None or run.journal is None else Journal.load(rows_for_retry(run.journal, error))
+        failure = encode_failure(failure_of(error))
+        attended.block(Leaving(record, max(attempt, 1), 0, journal, failure=failure), then)
+        return True
+
+    async def _hand_over(self, leaving: Leaving) -> HandedOver:
         """To the store, with its lane; what is behind it then waits until the lane is home."""
-        partition, binding, record = self.partition, self.partition.binding, run.origin
-        if run.journal is not None and run.journal.size > MOST_BYTES:
+        partition, binding, record = self.partition, self.partition.binding, leaving.record
+        journal = leaving.journal
+        if journal is not None and journal.size > MOST_BYTES:
             return HandedOver(False)  # one script has to take it whole, while the server does nothing else
         away = self._lanes()
         lane = None if binding.release_lane else away.lane(record)
@@ -138,10 +153,11 @@ class Addresses:
             lane,
             served_name(binding.cluster, binding.group, partition.tp.topic),
             encode_record(record),
-            run.attempt,
-            seen,
-            waits,
-            () if run.journal is None else run.journal.rows(),
+            leaving.attempt,
+            leaving.seen,
+            leaving.waits,
+            () if journal is None else journal.rows(),
+            leaving.failure,
         )
         answer = await ask_until_answered(lambda: self._store.hand_over(self.registration, partition.token, handing))
         if answer.taken and not partition.closed:

@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from copy import copy
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from pyrula.kafka.attending import AttendingStore, Slots, Verdict
+from pyrula.kafka.attending import AttendingStore, Leaving, Slots, Verdict
 from pyrula.kafka.partition import Ending, Partition, Raw, RecordRun
 from pyrula.kafka.run_changes import Changes
 from pyrula.kafka.stored_record import encode_record
@@ -56,8 +57,8 @@ PARK_AFTER: Final = 1.0
 _ENDS: Final[dict[RunStatus, Ending]] = {RunStatus.FAILED: "failed", RunStatus.CANCELLED: "cancelled"}
 
 
-# Hands a run that stands still over to the store: the run, the last message that it has, what it waits for.
-Departure: TypeAlias = Callable[[RecordRun, int, tuple[Wait, ...]], Awaitable[HandedOver]]
+# Hands a run that stands still over to the store.
+Departure: TypeAlias = Callable[[Leaving], Awaitable[HandedOver]]
 
 
 class AttendedRun:
@@ -254,7 +255,7 @@ class AttendedRun:
             if told:
                 waits = (waits[0]._replace(deadline=self._store.now()),)  # it needn't wait any longer
             elif not self.partition.closed:
-                taken = (await self.departure(run, self._given, waits)).taken
+                taken = (await self.departure(self._as_it_stands(run, waits))).taken
         except LeaseLost:
             return  # the partition is about to be dropped
         except StoreError as error:
@@ -266,6 +267,44 @@ class AttendedRun:
             self._verdict.left(run)
         elif not self.partition.closed:
             self._verdict.later(run, max(0.0, (waits[0].deadline or 0.0) - self._store.now()))
+
+    def _as_it_stands(self, run: RecordRun, waits: tuple[Wait, ...]) -> Leaving:
+        return Leaving(run.origin, run.attempt, self._given, run.journal, waits)
+
+    def block(self, leaving: Leaving, then: Callable[[bool], None]) -> None:
+        """It failed once and for all, and its lane is to wait. `then` is told whether the store has it; if it was to be
+        cancelled meanwhile, it is."""
+        assert leaving.failure is not None
+        self.run = self._changes.run = None
+        self._changes.show(RunStatus.PAUSED, reason=leaving.failure)
+        self._changes.attempt = leaving.attempt
+        self._changes.event("paused", reason=leaving.failure.decode())
+        self._changes.touch()
+        loop = asyncio.get_running_loop()
+        leave = self._leave_blocked(replace(leaving, seen=self._given), then)
+        self._leaving = Context().run(loop.create_task, leave, name=f"hand over {self.run_id}")
+
+    async def _leave_blocked(self, leaving: Leaving, then: Callable[[bool], None]) -> None:
+        answer = HandedOver(False)
+        try:
+            if (flush := self._changes.flush) is not None and not flush.done:
+                await flush.wait()
+            if self.departure is not None and not self.partition.closed:
+                answer = await self.departure(leaving)
+        except LeaseLost:
+            pass  # the partition is about to be dropped
+        except StoreError as error:
+            log.warning("run %s stays here: %s", self.run_id, error)
+        finally:
+            self._leaving = None
+        for unread in answer.messages:
+            self._unread.setdefault(unread.number, unread)
+        if answer.taken:
+            self.leave()
+        if self._cancels() and not (answer.taken or self.partition.closed):
+            self._cancel(leaving.record)
+        else:
+            then(answer.taken)
 
     def _hand_over(self, run: RecordRun) -> None:
         if run.desk is None:
@@ -389,7 +428,7 @@ class AttendedRun:
                 await flush.wait()
             assert self.departure is not None
             if self._resting and not (self._returning or self._called or self.partition.closed):
-                answer = await self.departure(run, self._given, waits)
+                answer = await self.departure(self._as_it_stands(run, waits))
                 taken = answer.taken
                 for unread in answer.messages:
                     self._unread.setdefault(unread.number, unread)
@@ -546,7 +585,7 @@ class AttendedRun:
 
     def leave(self) -> None:
         """The store has it from now on."""
-        self.ended = self._changes.over = True
+        self.ended = self.handed_over = self._changes.over = True
 
     def let_go(self) -> None:
         """The partition was let go."""

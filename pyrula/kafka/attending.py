@@ -1,15 +1,31 @@
 """What the runs of records need of others: their store, the slots of their binding, and who ends them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from pyrula.kafka.partition import Ending, Partition, Raw, RecordRun
+from pyrula.workflows.replay.journal import Journal
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.lanes import LaneStore
+from pyrula.workflows.store.messages import Wait
 from pyrula.workflows.store.records import RecordStore
 from pyrula.workflows.store.runs import Submission, Submitted, Subscription
 
-__all__ = ["AttendingStore", "Slots", "Verdict"]
+__all__ = ["AttendingStore", "Leaving", "Slots", "Verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A run that stands still and may be handed over: its record, the last message that it has, and what it waits for,
+    or what it failed with, once and for all."""
+
+    record: Raw
+    attempt: int
+    seen: int
+    journal: Journal | None
+    waits: tuple[Wait, ...] = ()
+    failure: bytes | None = None
 
 
 class AttendingStore(RecordStore, LaneStore, Protocol):

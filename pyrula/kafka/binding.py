@@ -16,7 +16,7 @@ from pyrula.workflows.naming import names_checked
 from pyrula.workflows.policies import Retry
 
 Ordering = Literal["key", "partition", "unordered"]
-OnFailure = Literal["dead_letter", "stop", "skip"]
+OnFailure = Literal["dead_letter", "park_key", "stop", "skip"]
 OffsetReset = Literal["earliest", "latest"]
 OnOutOfRange = Literal["earliest", "stop"]
 Keep = Literal["none", "failed", "all"]
@@ -39,7 +39,8 @@ class Binding:
     `ordering` "key" runs records of one key one after the other (a null key has no order), "partition" all of a
     partition, "unordered" none. `max_concurrency` counts bodies in one process. `retry` is about whole runs and says
     one attempt unless the workflow says more; `run_timeout` (seconds) likewise. `on_failure` is what becomes of a
-    record whose attempts are used up. `on_out_of_range` is what happens when the committed offset no longer exists.
+    record whose attempts are used up; with "park_key" it is dead-lettered, and its key waits until the run is retried
+    or cancelled. `on_out_of_range` is what happens when the committed offset no longer exists.
     `exactly_once` writes what a record produces (dead letters, too) and its offset in one Kafka transaction: readers
     with isolation level read_committed see each output once. `keep` says which ended runs a client can still ask about
     for 7 days: those that failed, "all" or "none". With `release_lane` the lane of a record that waits in the store
@@ -135,6 +136,15 @@ class Binding:
         place = self.cluster, self.group, topic, partition
         return record_identity(*place), address_of(*place)
 
+    @property
+    def dead_letters(self) -> bool:
+        """Whether records that fail are copied to a dead-letter topic."""
+        return self.on_failure in ("dead_letter", "park_key")
+
+    def parks_key(self, key: bytes | None) -> bool:
+        """Whether the lane of a record with this key waits once its run has failed."""
+        return self.on_failure == "park_key" and (self.ordering == "partition" or key is not None)
+
     def __repr__(self) -> str:
         return f"<Binding {self.workflow.name} to {self.name}>"
 
@@ -153,6 +163,8 @@ class Binding:
                 raise self._error(f"{option}={value!r} is none of {', '.join(map(repr, allowed))}")
         if type(self.exactly_once) is not bool:
             raise self._error(f"exactly_once={self.exactly_once!r} is neither True nor False")
+        if self.on_failure == "park_key":
+            self._check_park_key()
         if type(self.max_concurrency) is not int or self.max_concurrency < 1:
             raise self._error(f"max_concurrency={self.max_concurrency!r} is no count of at least 1")
         timeout = self.run_timeout
@@ -165,6 +177,16 @@ class Binding:
         ):
             raise self._error(f"value_serde={self.value_serde!r} is no object with a decode(data) method")
         self._check_targets()
+
+    def _check_park_key(self) -> None:
+        if self.exactly_once:
+            raise self._error(
+                "on_failure='park_key' leaves a failed record to the store, which has no part in the transactions of "
+                "exactly_once; use on_failure='stop'"
+            )
+        if self.ordering == "unordered" or self.release_lane:
+            loose = "ordering='unordered'" if self.ordering == "unordered" else "release_lane=True"
+            raise self._error(f"on_failure='park_key' holds the later records of a key, but {loose} keeps no order")
 
     def _check_targets(self) -> None:
         if self.output is not None:

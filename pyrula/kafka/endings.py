@@ -266,7 +266,35 @@ class RunEndings:
                 trace="" if run is None else "".join(traceback.format_exception(error)),
                 rows=None if run is None or run.journal is None else run.journal.rows(),
             )
-            self._post(copy, partition, record, attempts, text, since, run)
+            park = binding.parks_key(record.key)
+            last = partial(self._block, error, run) if park else partial(self._settle, "dead_lettered")
+            self._post(copy, partition, record, attempts, text, since, run, last)
+
+    def _block(
+        self,
+        error: BaseException,
+        run: RecordRun | None,
+        partition: Partition,
+        record: Raw,
+        attempts: int,
+        text: str,
+        since: float,
+    ) -> None:
+        """The record's copy is written, and its key waits for a person: in the store, or here if that can't be."""
+        again = None if run is None else run.retry()
+
+        def handed(taken: bool) -> None:
+            if partition.closed:
+                self._release(partition)
+            elif taken:
+                self._settled("blocked", partition, record, attempts, text, since)
+            else:
+                self._hold("stopped", partition, record, attempts, text, since, again)
+
+        self.pool.stats.dead_lettered += not partition.closed
+        addresses = None if partition.closed else partition.addresses
+        if addresses is None or not addresses.block(record, error, attempts, run, handed):
+            handed(False)
 
     def _post(
         self,
@@ -277,14 +305,15 @@ class RunEndings:
         text: str,
         since: float,
         run: RecordRun | None,
+        last: Callable[[Partition, Raw, int, str, float], None],
     ) -> None:
         def posted(refused: OutputRefused | None) -> None:
             if refused is None:
-                self._settle("dead_lettered", partition, record, attempts, text, since)
+                last(partition, record, attempts, text, since)
                 return
             smaller = without_extras(copy)
             if isinstance(refused, TooLarge) and smaller != copy:
-                self._post(smaller, partition, record, attempts, text, since, run)
+                self._post(smaller, partition, record, attempts, text, since, run, last)
             else:
                 self._hold("stopped", partition, record, attempts, f"no dead letter: {refused}", since, run)
 
@@ -344,7 +373,8 @@ class RunEndings:
         if not partition.closed and unwritten is None:
             partition.complete([record])
             stats = self.pool.stats
-            setattr(stats, kind, getattr(stats, kind) + 1)
+            if kind != "blocked":  # which counts as dead-lettered
+                setattr(stats, kind, getattr(stats, kind) + 1)
             self._tell(kind, partition, record, attempts, text, since)
         self._release(partition)
 

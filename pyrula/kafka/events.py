@@ -15,6 +15,7 @@ EventKind = Literal[
     "retrying",  # the run failed and will be tried again after a delay
     "dead_lettered",  # the record's copy is acknowledged by the dead-letter topic
     "stopped",  # on_failure="stop": the record stays unfinished and its lane holds
+    "blocked",  # on_failure="park_key": dead-lettered, and the key waits for a retry or a cancel of the run
     "skipped",  # on_failure="skip": the record counts as done
     "paused",  # today's code doesn't match the run's journal; its lane holds
     "handed_over",  # the run waits, or is queued behind one that does, and the store has it; the record counts as done

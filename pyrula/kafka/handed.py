@@ -289,9 +289,11 @@ class HandedOverRuns:
             pool.stats.retried += 1
         elif hasattr(pool.stats, kind):
             setattr(pool.stats, kind, getattr(pool.stats, kind) + 1)
-        if kind in ("stopped", "paused"):
+        if kind == "blocked":
+            pool.stats.dead_lettered += 1
+        if kind in ("stopped", "paused", "blocked"):
             self.held_records.look_soon()
-        if kind in ("stopped", "dead_lettered"):
+        if kind in ("stopped", "dead_lettered", "blocked"):
             log.warning("%s[%d] offset %d: %s: %s", record.topic, record.partition, record.offset, kind, text)
         observer = self._observer()
         if observer is not None:

@@ -234,7 +234,7 @@ class HandedRun(HeldRun):
             self.event(None, "paused", reason=failure._asdict())
             await self.pause(encode_failure(failure), failed=True)
             return
-        if binding.on_failure == "dead_letter":
+        if binding.dead_letters:
             copy = letter(
                 binding.dead_letter_topic_of(self.stored.topic),
                 self.stored,
@@ -254,9 +254,14 @@ class HandedRun(HeldRun):
                 self._tell("stopped", attempt, f"no dead letter: {refused}")
                 await self.pause(encode_failure(failure_of(refused)), failed=True)
                 return
+        if binding.parks_key(self.stored.key):
+            self.event(None, "paused", reason=failure._asdict())
+            await self.pause(encode_failure(failure), failed=True)
+            self._tell("blocked", attempt, text)
+            return
         self.event(None, "failed", error=failure._asdict())
         await self.finish(End("failed", error=encode_failure(failure), seconds=self._kept_seconds("failed")))
-        self._tell("dead_lettered" if binding.on_failure == "dead_letter" else "skipped", attempt, text)
+        self._tell("dead_lettered" if binding.dead_letters else "skipped", attempt, text)
 
     def _kept_seconds(self, status: str) -> int | None:
         """As the binding says; a redrive's end is kept in any case, so that it isn't redriven once more."""

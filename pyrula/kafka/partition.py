@@ -173,6 +173,12 @@ class Attending(Protocol):
     def retry_later(self, run: RecordRun, delay: float) -> bool:
         """Whether the next round of a run, which is due in so many seconds, is seen to."""
 
+    def block(
+        self, record: Raw, error: BaseException, attempt: int, run: RecordRun | None, then: Callable[[bool], None]
+    ) -> bool:
+        """Whether a record's run that failed once and for all may be left to the store, with its lane; then `then` is
+        told whether the store has it."""
+
     def hold(self, record: Raw, text: str, run: RecordRun | None) -> None:
         """A record can't go on until somebody says so, then by this run."""
 

@@ -28,7 +28,7 @@ def topics_of(bindings: Iterable[Binding]) -> list[NeededTopic]:
             found[topic] = "input"
         if binding.output is not None:
             found.setdefault(binding.output, "output")
-        if binding.on_failure == "dead_letter":
+        if binding.dead_letters:
             for topic in binding.topics:
                 found.setdefault(binding.dead_letter_topic_of(topic), "dead letters")
     return [NeededTopic(*entry) for entry in found.items()]

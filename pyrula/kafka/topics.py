@@ -26,7 +26,7 @@ class TopicWatch:
         for topic in binding.topics:
             self._wanted[topic] = f"topic {topic} of binding {binding.name} does not exist; create it"
             letters = binding.dead_letter_topic_of(topic)
-            if binding.on_failure == "dead_letter":
+            if binding.dead_letters:
                 self._wanted[letters] = (
                     f"dead-letter topic {letters} does not exist; create it, or failed records stay unfinished"
                 )

@@ -164,7 +164,7 @@ class _Printed:
     def take(self, event: RecordEvent) -> None:
         if event.kind == "dead_lettered" and len(self.letters) < _LISTED:
             self.letters.append(event)
-        elif event.kind in ("stopped", "paused", "lost") and len(self.held) < _LISTED:
+        elif event.kind in ("stopped", "paused", "blocked", "lost") and len(self.held) < _LISTED:
             self.held.append(event)
         self.last = event
         if self._shown is not None:

@@ -21,6 +21,7 @@ _MARKS = {
     "cancelled": "cancelled",
     "retrying": "tried again",
     "stopped": "STOPPED",
+    "blocked": "BLOCKED",
     "paused": "PAUSED",
     "lost": "LOST",
 }

@@ -12,7 +12,7 @@ from pyrula.kafka.events import RecordEvent
 __all__ = ["FINISHED", "Tally"]
 
 FINISHED = ("completed", "dead_lettered", "skipped", "cancelled")
-_HELD = ("stopped", "paused")
+_HELD = ("stopped", "paused", "blocked")
 _CODES = {kind: code for code, kind in enumerate((*FINISHED, *_HELD, "retrying"), start=1)}
 _FINISHED_CODES = frozenset(_CODES[kind] for kind in FINISHED)
 _HELD_CODES = frozenset(_CODES[kind] for kind in _HELD)

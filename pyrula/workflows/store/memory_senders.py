@@ -212,6 +212,7 @@ class MemoryRunSender:
     def _again(self, chain: Chain) -> None:
         """It is paused since it failed, and goes on from its journal without the last error."""
         chain.failed, chain.retried, chain.error = False, True, None
+        chain.alone = chain.doomed = False
         chain.attempt += 1
         chain.deaths = 0
         self._board.enqueue(chain)

@@ -36,7 +36,8 @@ if record.b == call then
 end
 record.b = call
 if record.s == 'paused' and record.F then
-  record.F, record.t, record.a, record.d = nil, true, record.a + 1, 0
+  record.F, record.z, record.y = nil, nil, nil
+  record.t, record.a, record.d = true, record.a + 1, 0
   redis.call('HDEL', KEYS[SHARED + 1], 'error')
   redis.call('RPUSH', KEYS[SHARED + 3], verb == 'retry' and event .. record.a .. rest or event)
   enqueue(id, record)
