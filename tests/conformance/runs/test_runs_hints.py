@@ -2,10 +2,15 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from pyrula.workflows.store.messages import Applied, Change, Interrupt, Message, Wait
 from pyrula.workflows.store.runs import Query, Schedule
+from pyrula.workflows.store.valkey import ValkeyStore
 from tests.conformance.runs.rig import SERVED, Rig
+from tests.conformance.server import Server
 from tests.services.waiting import wait_until_async
 
 GO = Wait("signal", "go")
@@ -124,3 +129,23 @@ async def test_ten_workers_start_one_run_a_fire_time(rig: Rig) -> None:
 
     await asyncio.gather(*map(fire, range(10)))
     assert len((await rig.store.claim("w", SERVED, 10)).runs) == 1
+
+
+@pytest.mark.parametrize("change", [{"due": 4e9}, {"paused": True}], ids=["fired", "paused"])
+async def test_a_schedule_that_changes_while_it_is_read_is_not_due(
+    server: Server, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    store, other = (ValkeyStore(server.url, namespace=server.namespace, shards=1) for _ in range(2))
+    plan = Schedule("s", "cart", b"{}", due=100.0)
+    await store.put_schedule(plan)
+    funnel: Any = store._runs.funnel
+    ask = funnel.ask
+
+    async def overtaken(command: bytes, *arguments: Any) -> Any:
+        if command == b"HMGET":
+            await other.put_schedule(replace(plan, **change))
+        return await ask(command, *arguments)
+
+    monkeypatch.setattr(funnel, "ask", overtaken)
+    assert await store.due_schedules() == []
+    await asyncio.gather(store.close(), other.close())

@@ -44,12 +44,17 @@ class ValkeySchedules:
 
     async def due_schedules(self) -> list[Schedule]:
         key, due = schedule_keys(self._runs.namespace)
-        now = microseconds(self._runs.now())
-        found = await self._runs.funnel.ask(b"ZRANGE", due, b"-inf", now, b"BYSCORE", b"LIMIT", b"0", _DUE_AT_ONCE)
+        now = self._runs.now()
+        found = await self._runs.funnel.ask(
+            b"ZRANGE", due, b"-inf", microseconds(now), b"BYSCORE", b"LIMIT", b"0", _DUE_AT_ONCE
+        )
         if not found:
             return []
         stored = await self._runs.funnel.ask(b"HMGET", key, *found)
-        return sorted((_read(data) for data in stored if data is not None), key=lambda schedule: schedule.id)
+        schedules = [_read(data) for data in stored if data is not None]
+        # another worker may have fired one, or somebody paused it, between the two calls
+        still = [one for one in schedules if one.due is not None and one.due <= now and not one.paused]
+        return sorted(still, key=lambda schedule: schedule.id)
 
 
 def _read(stored: bytes) -> Schedule:
