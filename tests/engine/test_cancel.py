@@ -405,6 +405,38 @@ async def test_pause_waits_for_the_step_and_starts_no_other() -> None:
     assert calls == ["slow", "next"]
 
 
+@pytest.mark.parametrize("signalled", [False, True])
+@pytest.mark.parametrize("rows", [0, 1])
+async def test_a_replay_that_begins_with_a_pause_starts_nothing(rows: int, signalled: bool) -> None:
+    """Whoever has the run next is to stop where it stood, whether it was told before or after it began."""
+    calls = Calls()
+
+    async def body(ctx: Context) -> list[str]:
+        return [await ctx.step(calls, "first"), await ctx.wait_for_signal("go"), await ctx.step(calls, "next")]
+
+    former = Life(body)
+    former.begin()
+    await former.settle()
+    assert calls == ["first"]
+    life = Life(former.definition)
+    life.stored.rows = dict(sorted(former.stored.rows.items())[:rows])
+    if signalled:
+        life.stored.put("signal", "go", "gone")
+    life.stored.put("pause", "", "by hand")
+    calls.clear()
+    life.begin()
+    outcome = await life.end()
+    assert (outcome.status, outcome.value) == ("paused", b'"by hand"')
+    assert calls == []
+    if not signalled:
+        life.stored.put("signal", "go", "gone")
+    life.begin()
+    assert (await life.end()).value == ["first", "gone", "next"]
+    assert calls == ["first", "next"][rows:]
+    former.task.cancel()
+    await asyncio.wait([former.task])
+
+
 async def test_pause_of_a_run_that_waits() -> None:
     async def body(ctx: Context) -> Any:
         return await ctx.wait_for_signal("go")

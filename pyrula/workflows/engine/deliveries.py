@@ -55,6 +55,8 @@ class Deliveries(ABC):
         self._elsewhere: dict[int, Place] = {}
         self._waits = Waits(run, self._elsewhere)
         self.mail = Mail(self)
+        if self.live:
+            self.mail.heed_pause()
 
     @abstractmethod
     def place(self) -> Place:
@@ -196,8 +198,10 @@ class Deliveries(ABC):
             desk.settle_questions()
             return False
         self.live = True
+        self.mail.heed_pause()
         for operation in list(self.machine.waiting.values()):
-            operation.start(self)  # type: ignore[attr-defined]
+            if not self.pausing or isinstance(operation, AnsweredOperation):
+                operation.start(self)  # type: ignore[attr-defined]
         return self._deliver()
 
     def _deliver(self) -> bool:

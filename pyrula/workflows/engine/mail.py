@@ -86,8 +86,7 @@ class Mail:
         if order.message.kind == "update":
             self._update(order)
         elif order.message.kind == "pause":
-            desk.pausing = order.message.payload
-            self._consume(order)
+            self._pause(order)
         elif self.cancelled:
             self._consume(order)
         else:
@@ -99,6 +98,18 @@ class Mail:
             self._consume(order)
             self._cancel(running)
         return True
+
+    def heed_pause(self) -> None:
+        """The run goes live: a pause that comes before other orders holds before anything is started."""
+        desk = self._run.desk
+        if desk is not None and desk.orders and desk.orders[0].message.kind == "pause":
+            self._pause(desk.orders.popleft())
+
+    def _pause(self, order: Unread) -> None:
+        desk = self._run.desk
+        assert desk is not None
+        desk.pausing = order.message.payload
+        self._consume(order)
 
     @property
     def pending(self) -> bool:
