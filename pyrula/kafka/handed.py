@@ -145,11 +145,12 @@ class HandedOverRuns:
             if room <= 0 or self._stopping or any(held.claimed.alone for held in self.held.values()):
                 continue
             served = [(name, pool.binding.workflow.version) for name, (one, _) in self._pools.items() if one is pool]
+            sent = self.clock.monotonic()
             claims = await self.store.claim(self.id, served, room)
             if claims.next_due is not None and (self._due is None or claims.next_due < self._due):
                 self._due = claims.next_due
             for claimed in claims.runs:
-                self._begin(claimed)
+                self._begin(claimed, sent)
             if pool in self._kept:
                 self._kept.discard(pool)
                 self._fit(pool)
@@ -168,7 +169,7 @@ class HandedOverRuns:
     def _running(self, pool: Replayers) -> int:
         return sum(one is pool for one in self._tasks.values())
 
-    def _begin(self, claimed: ClaimedRun) -> None:
+    def _begin(self, claimed: ClaimedRun, sent: float) -> None:
         record = RecordId.parse(claimed.lease.run_id)
         stored = StoredRecord.decode(claimed.params)
         assert record is not None
@@ -178,7 +179,8 @@ class HandedOverRuns:
             self.held_records.look_soon()
         former = self.held.get(claimed.lease.run_id)
         self.held[claimed.lease.run_id] = held
-        task = asyncio.get_running_loop().create_task(self._live(held, former, pool), name=f"run {held.lease.run_id}")
+        living = self._live(held, former, pool, sent)
+        task = asyncio.get_running_loop().create_task(living, name=f"run {held.lease.run_id}")
         self._tasks[task] = pool
         self._fit(pool)
         log.debug("run %s of offset %d goes on", claimed.lease.run_id, stored.offset)
@@ -200,13 +202,14 @@ class HandedOverRuns:
             await asyncio.sleep(SLOT_SECONDS / 50)
         return True
 
-    async def _live(self, held: HandedRun, former: HandedRun | None, pool: Replayers) -> None:
+    async def _live(self, held: HandedRun, former: HandedRun | None, pool: Replayers, sent: float) -> None:
         if former is not None:
             former.lose(LeaseLost(f"run {held.lease.run_id} was claimed again, by this same process"))
         try:
             while held.claimed.alone and len(self.held) > 1 and not self._stopping and held.lost is None:
                 await woken_within(self._wake, POLL_SECONDS)
             if await self._gets_slot(pool, held):
+                await held.make_sure(sent, WorkerOptions().patience)
                 await held.live()
             else:
                 await held.release()

@@ -71,10 +71,11 @@ class Claimer:
         room = 0 if self._lives.crowded else self._places - len(self._lives)
         if room <= 0:
             return False
+        sent = self._lives.clock.monotonic()
         claims: Claims = await self._store.claim(self._worker, self._served.pairs, room)
         self._due = claims.next_due
         for claimed in claims.runs:
-            self._lives.begin(claimed)
+            self._lives.begin(claimed, sent)
         return len(claims.runs) == room and len(self._lives) < self._places
 
     def _pause(self) -> float:

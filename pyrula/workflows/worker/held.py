@@ -191,6 +191,19 @@ class HeldRun:
         """The highest number of a message that the run has been given."""
         return self._given
 
+    @property
+    def latest(self) -> int:
+        """The highest number of a message that has come here."""
+        return max(self._given, max(self._unread, default=0))
+
+    async def make_sure(self, sent: float, patience: float) -> None:
+        """Before it starts: if the claim left longer ago, this process was suspended or cut off, and others may have
+        taken the run for a dead worker's. Raises LeaseLost."""
+        clock = self._around.clock
+        while clock.monotonic() - sent > patience:
+            sent = clock.monotonic()
+            self.receive(await ask_until_answered(lambda: self._store.unread(self.lease, self.latest)))
+
     def hand_over(self, execution: Execution) -> None:
         """From now on this is what executes the run: a first or a further round."""
         self.execution = execution
@@ -235,7 +248,7 @@ class HeldRun:
         try:
             while self._read_again and self.lost is None and not self.parked:
                 self._read_again = False
-                latest = max(self._given, max(self._unread, default=0))
+                latest = self.latest
                 self.receive(await ask_until_answered(lambda: self._store.unread(self.lease, latest)))  # noqa: B023
         except LeaseLost as error:
             # that of a run which has just been parked or ended is no loss

@@ -8,9 +8,11 @@ code, not with the body, pauses the run for a person to look at.
 import asyncio
 import logging
 from collections.abc import Callable
+from math import inf
 from random import random
 from typing import Any
 
+from pyrula.workflows.clock import Clock
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import LeaseLost, NoBrokerError, NonDeterminismError, SerializationError
 from pyrula.workflows.execution import Execution, Outcome, without_end
@@ -39,9 +41,18 @@ log = logging.getLogger("pyrula.worker")
 
 
 class Lives:
-    """The runs that this process holds, by run id."""
+    """The runs that this process holds, by run id. `patience`: so many seconds after a claim left, unless it is known
+    better, a run may be another's."""
 
-    def __init__(self, served: Served, around: Surroundings, worker: str, on_free: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        served: Served,
+        around: Surroundings,
+        worker: str,
+        on_free: Callable[[], None],
+        *,
+        patience: float = inf,
+    ) -> None:
         self.served = served
         self.held: dict[str, HeldRun] = {}
         self.draining = False
@@ -49,6 +60,7 @@ class Lives:
         self._around = around
         self._worker = worker
         self._on_free = on_free
+        self._patience = patience
         self._tasks: set[asyncio.Task[None]] = set()
         self._of_chain: dict[str, asyncio.Task[None]] = {}
         self._waiting: set[HeldRun] = set()
@@ -62,8 +74,12 @@ class Lives:
         """A run that must be executed with nothing beside it is here: others had better not come."""
         return any(held.claimed.alone for held in self.held.values())
 
-    def begin(self, claimed: ClaimedRun) -> None:
-        """Take a run in hand, in a task of its own."""
+    @property
+    def clock(self) -> Clock:
+        return self._around.clock
+
+    def begin(self, claimed: ClaimedRun, sent: float) -> None:
+        """Take a run in hand, in a task of its own. `sent`: when its claim left, in monotonic seconds."""
         run_id = claimed.lease.run_id
         self.ended.claimed += 1
         former = self.held.get(run_id)
@@ -74,7 +90,7 @@ class Lives:
         before = self._of_chain.get(run_id)
         if former is not None:
             former.lose(LeaseLost(f"run {run_id} was claimed again, by this same worker"))
-        task = asyncio.get_running_loop().create_task(self._live(held, before), name=f"run {run_id}")
+        task = asyncio.get_running_loop().create_task(self._live(held, before, sent), name=f"run {run_id}")
         self._of_chain[run_id] = task
         self._tasks.add(task)
         task.add_done_callback(self._gone)
@@ -105,14 +121,14 @@ class Lives:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _live(self, held: HeldRun, before: "asyncio.Task[None] | None") -> None:
+    async def _live(self, held: HeldRun, before: "asyncio.Task[None] | None", sent: float) -> None:
         if before is not None:
             await asyncio.wait([before])
         following: HeldRun | None = held
         while following is not None:
             held = following
             try:
-                finished = await self._in_its_turn(held)
+                finished = await self._in_its_turn(held, sent)
             except LeaseLost as error:
                 log.info("run %s (%s) is dropped: %s", held.lease.run_id, held.claimed.name, error)
                 finished = None
@@ -125,6 +141,7 @@ class Lives:
                 self.ended.counts[held.way_out or "lost"] += 1
                 await held.close_down()
             following = await self._next_link(finished)
+            sent = self.clock.monotonic()
 
     async def _next_link(self, finished: Finished | None) -> HeldRun | None:
         if finished is None or finished.next is None:
@@ -139,7 +156,7 @@ class Lives:
         self._of_chain[following.lease.run_id] = task
         return held
 
-    async def _in_its_turn(self, held: HeldRun) -> Finished | None:
+    async def _in_its_turn(self, held: HeldRun, sent: float) -> Finished | None:
         while held in self._waiting and len(self.held) > len(self._waiting) and not self.draining:
             if held.lost is not None:
                 raise held.lost
@@ -153,6 +170,7 @@ class Lives:
             await held.release()
             return None
         self._waiting.discard(held)
+        await held.make_sure(sent, self._patience)
         return await self._hold(held)
 
     async def _hold(self, held: HeldRun) -> Finished | None:

@@ -81,7 +81,7 @@ class WorkflowWorker:
         self._state: HealthState = "starting"
         self._trouble: str | None = None
         self._stopping = asyncio.Event()
-        self._lives = Lives(self._served, self, self.id, self._on_free)
+        self._lives = Lives(self._served, self, self.id, self._on_free, patience=self.options.patience)
         self._claimer = Claimer(
             store,
             self.id,

@@ -14,6 +14,7 @@ from pyrula.workflows import (
     ConfigurationError,
     Context,
     DurableInvocationError,
+    ManualClock,
     MemoryStore,
     StoreUnavailable,
     WorkerOptions,
@@ -23,6 +24,7 @@ from pyrula.workflows import (
     workflow,
 )
 from pyrula.workflows.store.messages import Change, Message
+from pyrula.workflows.store.runs import Claims, Lease
 from pyrula.workflows.worker.held import HeldRun
 from pyrula.workflows.worker.served import Served
 from tests.services.waiting import wait_until_async
@@ -125,6 +127,46 @@ async def test_bodies_are_cut_uncharged_when_the_store_is_out_of_reach_for_too_l
         assert await run.result(timeout=60) == ["a", "a2"]
         assert (await run.detail()).deaths == 0
     assert calls == {"a": 2, "a2": 1}
+
+
+async def test_a_worker_that_was_frozen_while_it_claimed_starts_nothing_that_others_have() -> None:
+    """Its lease was over before it read the answer, so it asks first."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    claim, unread = store.claim, store.unread
+    asked: list[str] = []
+    others = store.twin()
+
+    async def slow(worker: str, pairs: Any, room: int) -> Claims:
+        claims = await claim(worker, pairs, room)
+        if claims.runs and not asked:
+            clock.advance(100)
+            (beat,) = [beat for beat in await others.beats() if beat.worker == worker]
+            assert await others.reap(beat) == 2
+            taken = await others.claim("another", pairs, 1)
+            assert len(taken.runs) == 1
+            asked.append(taken.runs[0].lease.run_id)
+        return claims
+
+    async def noted(lease: Lease, seen: int) -> Any:
+        asked.append(lease.run_id)
+        return await unread(lease, seen)
+
+    store.claim, store.unread = slow, noted  # type: ignore[method-assign]
+    client = WorkflowClient(store.twin(), poll_interval=0.02)
+    runs = [await client.submit(two, {"name": name}) for name in ("f1", "f2")]
+    options = WorkerOptions(claim_poll_interval=0.02, heartbeat_interval=0.1)
+    worker = WorkflowWorker(two, store=store, options=options, clock=clock)
+    running = asyncio.create_task(worker.run())
+    try:
+        await wait_until_async(lambda: len(asked) == 3, description="it to have asked")
+        others_run = next(run for run in runs if run.run_id == asked[0])
+        await wait_until_async(lambda: len(calls) == 2, description="the run that nobody has to be executed")
+        assert await others_run.status() == "running"
+    finally:
+        worker.stop()
+        await running
+    assert not {name for name in calls if name.startswith(("f1", "f2")[runs.index(others_run)])}
 
 
 async def test_a_store_that_is_away_at_the_start_is_waited_for() -> None:
