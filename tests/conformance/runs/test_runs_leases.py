@@ -8,7 +8,9 @@ from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.store.leases import Watch
 from pyrula.workflows.store.messages import Change, Child, End, Lease, Message, Parent, Wait
 from pyrula.workflows.store.runs import Beat, Suspect
+from pyrula.workflows.store.valkey import ValkeyStore
 from tests.conformance.runs.rig import SERVED, Rig
+from tests.conformance.server import Server
 
 GO = Wait("signal", "go")
 
@@ -110,6 +112,25 @@ async def test_a_claim_whose_answer_was_lost_is_put_back(rig: Rig) -> None:
     for _ in range(3):
         assert await rig.store.heartbeat("w", {claimed.lease: 0}) == Beat((), ())
     assert await rig.store.status(run_id) == "running"
+
+
+async def test_a_run_whose_claim_was_answered_late_may_end_while_a_heartbeat_puts_it_back(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ValkeyStore(server.url, namespace=server.namespace, shards=1)
+    rig = Rig(store, store)
+    lease = (await rig.started()).lease
+    assert await store.heartbeat("w", {}) == Beat((), ())
+    release = store.release
+
+    async def overtaken(lost: Lease, change: Change | None = None) -> None:
+        await rig.complete(lease)
+        await release(lost, change)
+
+    monkeypatch.setattr(store, "release", overtaken)
+    assert await store.heartbeat("w", {}) == Beat((), ())
+    assert await store.status(lease.run_id) == "completed"
+    await store.close()
 
 
 async def test_a_heartbeat_tells_of_messages_and_lost_leases(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pyrula.workflows.errors import LeaseLost
@@ -144,7 +145,9 @@ class ValkeyRunHolder(ValkeyRunSender):
         for lease in sorted(strays & self._strays.get(worker, set())):
             # held for a whole beat without its holder knowing: the answer to its claim was lost
             del present[lease]
-            await self.release(lease)
+            # or its answer came at last, and the run has ended or was parked meanwhile
+            with suppress(LeaseLost):
+                await self.release(lease)
         self._strays[worker] = strays & present.keys()
         lost = tuple(lease for lease in held if lease not in present)
         unread = tuple(lease.run_id for lease, seen in held.items() if present.get(lease, 0) > seen)
