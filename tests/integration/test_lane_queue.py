@@ -85,6 +85,7 @@ async def test_what_waits_behind_is_queued_and_follows(rig: Rig, client: Workflo
         queued = [await client.record_run(binding, 0, offset) for offset in (1, 2, 4)]
         assert await first.status() == "signal_waiting"
         assert [await run.status() for run in queued] == ["queued"] * 3
+        assert str(await queued[1].explain()).endswith(f": 2nd behind run {first}, for which its lane waits")
         assert sorted(event.offset for event in running.told("handed_over")) == [0, 1, 2, 4]
         found = await lane(store, rig, binding, b"a")
         assert found is not None

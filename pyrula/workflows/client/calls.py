@@ -46,7 +46,7 @@ from pyrula.workflows.store.payloads import (
     read_answer,
     read_failure,
 )
-from pyrula.workflows.store.record_changes import RecordFinder
+from pyrula.workflows.store.record_changes import RecordFinder, RecordId
 from pyrula.workflows.store.redrive import RedriveStore
 from pyrula.workflows.store.refusals import RunFinishedError, RunNotFoundError
 from pyrula.workflows.store.registry import Registry
@@ -339,7 +339,8 @@ class RunCalls:
             return explained(detail, None, None)  # a record's run: its partition has it
         served = None
         if detail.status is RunStatus.QUEUED and not self._in_process:
-            served = served_by(await self.store.enlisted(), detail.name, detail.version)
+            bound = RecordId.parse(str(run_id)) is not None
+            served = served_by(await self.store.enlisted(), detail.name, detail.version, bound=bound)
         return explained(detail, outlook, served)
 
 

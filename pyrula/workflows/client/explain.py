@@ -56,10 +56,11 @@ class RunExplanation:
         return self.text
 
 
-def served_by(workers: Sequence[WorkerEntry], name: str, version: str | None) -> bool:
-    """Whether any of them executes submitted runs of this workflow and version (None: of any)."""
+def served_by(workers: Sequence[WorkerEntry], name: str, version: str | None, *, bound: bool = False) -> bool:
+    """Whether any of them executes submitted runs of this workflow and version (None: of any), or of records if it is
+    `bound`."""
     return any(
-        each.name == name and each.topic is None and version in (None, each.version)
+        each.name == name and (each.topic is not None) == bound and version in (None, each.version)
         for worker in workers
         for each in worker.served
     )
@@ -110,6 +111,8 @@ def _sentence(detail: RunDetail, outlook: Outlook, served: bool | None) -> str:
 
 
 def _obstacles(detail: RunDetail, outlook: Outlook, served: bool | None) -> str:
+    if outlook.behind is not None:
+        return f"{_ordinal(outlook.before)} behind run {outlook.behind}, for which its lane waits"
     if served is False:
         version = "" if detail.version is None else f" version {detail.version}"
         return f"no live worker serves {detail.name}{version}"

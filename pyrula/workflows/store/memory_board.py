@@ -100,6 +100,8 @@ class Chain:
     """In a lane's queue, and so in no other."""
     lane: bytes | None = None
     """Of a record's run."""
+    ahead: "Callable[[Chain], tuple[int, str]] | None" = None
+    """How many are ahead of it there, and the head."""
     on_end: "Callable[[Chain], None] | None" = None
     """Lets its lane go on."""
 

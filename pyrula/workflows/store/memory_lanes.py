@@ -117,7 +117,7 @@ class MemoryLanes(MemoryRecords):
             children=record.children,
             events=record.events,
         )
-        chain.on_end = self._records.leave_lane
+        chain.on_end, chain.ahead = self._records.leave_lane, self._records.ahead
         return chain
 
     async def line_up(

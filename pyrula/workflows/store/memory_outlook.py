@@ -19,6 +19,9 @@ class MemoryOutlook:
         stamp = chain.stamp or Stamp()
         if chain.finished:
             return Outlook(None, board.now(), stamp.limit, stamp.rate)
+        if chain.ahead is not None and chain.behind:
+            ahead, head = chain.ahead(chain)
+            return Outlook(chain.since, board.now(), before=ahead, behind=head)
         facts = board.queue.facts(chain.id, chain.name, chain.stamp, chain.paid, board.microseconds())
         return Outlook(
             since=chain.since,

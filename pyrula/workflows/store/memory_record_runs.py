@@ -118,6 +118,14 @@ class RecordRuns:
         lane = self.board.chains[run_id].lane
         return lane is not None and lane in address.lanes and record.position <= address.lanes[lane].floor
 
+    def ahead(self, chain: Chain) -> tuple[int, str]:
+        """How many runs of its lane are ahead of one that is queued there, and the head."""
+        record = RecordId.parse(chain.id)
+        assert record is not None
+        assert chain.lane is not None
+        lane = self.address_of(record).lanes[chain.lane]
+        return list(lane.queue).index(chain.id) + 1, lane.head
+
     def leave_lane(self, chain: Chain) -> None:
         """The run of a record ends, and its lane goes on: behind a head the next of the queue becomes the head, and
         ready unless it is paused."""

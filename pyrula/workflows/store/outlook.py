@@ -19,7 +19,8 @@ class Outlook:
 
     `limit`, `rate`: its stamps; `used` slots of the Limit's key, `holders` some of the runs that have them;
     `next_start`: when the Rate's next token is due, None if it has had its own. `gate`: where it waits, if it does.
-    `before`: runs of its owner ahead of it there, up to about a hundred; `owners_before`: owners ahead of its own.
+    `before`: runs of its owner ahead of it there, up to about a hundred; `owners_before`: owners ahead of its own. The
+    run of a record that is queued in its lane is `behind` the lane's head, with `before` runs ahead of it there.
     """
 
     since: float | None
@@ -32,3 +33,4 @@ class Outlook:
     gate: Literal["Limit", "Rate"] | None = None
     before: int = 0
     owners_before: int = 0
+    behind: str | None = None

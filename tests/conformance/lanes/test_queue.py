@@ -109,7 +109,8 @@ async def test_one_that_is_queued_is_a_run_like_others(rig: Rig) -> None:
     assert any(b"lined_up" in event for event in await rig.other.events(run))
     await rig.signal(4, payload=b"8")
     assert [unread.message.payload for unread in (await rig.other.detail(run)).unread] == [b"7", b"8"]
-    assert (await rig.other.outlook(run)).before == 0
+    outlook = await rig.other.outlook(run)
+    assert (outlook.before, outlook.behind) == (1, str(rig.id(3)))
     await rig.other.deliver(str(rig.id(3)), CANCEL)
     await finish(rig, await claim(rig), "cancelled")
     assert [unread.message.payload for unread in (await claim(rig)).messages] == [b"7", b"8"]

@@ -5,6 +5,7 @@ from typing import Final
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.outlook import HOLDERS_TOLD, Outlook
+from pyrula.workflows.store.record_changes import RecordId
 from pyrula.workflows.store.refusals import RunNotFoundError
 from pyrula.workflows.store.registry import LIVE_SECONDS, Enlisted, WorkerEntry
 from pyrula.workflows.store.valkey.run_keys import tag
@@ -22,10 +23,13 @@ class ValkeyOutlook:
     async def outlook(self, run_id: str) -> Outlook:
         runs, run = self._runs, self._runs.parse(run_id)
         told = [run.chain.encode(), b"%d" % run.link, b"%d" % HOLDERS_TOLD]
-        found = await runs.script("outlook", run.shard, [runs.keys(run).hash], told)
+        names = [runs.keys(run).hash]
+        if RecordId.parse(run.chain) is not None:
+            names += await runs.ending_keys(run)
+        found = await runs.script("outlook", run.shard, names, told)
         if not found:
             raise RunNotFoundError(run_id)
-        since, now, stamp, used, holders, due, gate, before, owners = found
+        since, now, stamp, used, holders, due, gate, before, owners, head = found
         stamped = Stamp.decode(stamp) if stamp else Stamp()
         return Outlook(
             since=float(since) / 1e6 if since else None,
@@ -38,6 +42,7 @@ class ValkeyOutlook:
             gate=_GATES[gate],
             before=before,
             owners_before=owners,
+            behind=head.decode() or None,
         )
 
     @property
