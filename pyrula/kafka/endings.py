@@ -387,13 +387,14 @@ class RunEndings:
         text: str,
         since: float,
         run: RecordRun | None = None,
+        level: int = logging.ERROR,
     ) -> None:
         """The record stays unfinished and its lane with it; others go on until the window is full. `run` is what may
         go on."""
         partition.stopped[record.offset] = (
             f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}: {text}"
         )
-        log.error("%s[%d] offset %d is held: %s", partition.tp.topic, partition.tp.partition, record.offset, text)
+        log.log(level, "%s[%d] offset %d is held: %s", *partition.tp, record.offset, text)
         if partition.addresses is not None and not partition.closed:
             partition.addresses.hold(record, text, run)
         self._tell(kind, partition, record, attempts, text, since)
@@ -438,7 +439,8 @@ class RunEndings:
 
     def _paused(self, run: RecordRun) -> None:
         self.pool.stats.paused += 1
-        self._hold("paused", run.partition, run.origin, run.attempt, "paused by a client", run.started, run)
+        text = "paused by a client"
+        self._hold("paused", run.partition, run.origin, run.attempt, text, run.started, run, logging.INFO)
 
     def _tell(
         self,

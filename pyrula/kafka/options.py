@@ -44,6 +44,11 @@ Count = Annotated[int, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1)]
 
 
+def _heartbeat_interval(data: dict[str, Any]) -> float:
+    session = float(data.get("session_timeout", 0))
+    return 3.0 if session >= 9 or not session else session / 4
+
+
 def _rebalance_timeout(data: dict[str, Any]) -> float:
     return float(data.get("drain_timeout", 0)) + REBALANCE_MARGIN
 
@@ -82,7 +87,7 @@ class KafkaOptions(BaseModel):
     sasl_oauth_token_provider: Any = Field(default=None, repr=False)
 
     session_timeout: Seconds = 45.0
-    heartbeat_interval: Seconds = 3.0
+    heartbeat_interval: Seconds = Field(default_factory=_heartbeat_interval)
     max_poll_interval: Seconds = 300.0
     drain_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     rebalance_timeout: Seconds = Field(default_factory=_rebalance_timeout)

@@ -8,6 +8,7 @@ object that says more: ``{"key": "k1", "value": {...}, "headers": {"source": "we
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,15 +41,19 @@ class Given(NamedTuple):
 
 def from_file(path: str, *, envelope: bool, key_field: str | None, count: int | None) -> Iterator[Given]:
     """Records of a file of JSON lines ("-" is standard input), at most `count`; empty lines are left out."""
-    given = 0
+    given = keyed = 0
     for number, line in enumerate(_standard_input() if path == "-" else _lines(path), start=1):
         text = line.strip()
         if not text:
             continue
-        yield _of_line(text, f"{path}:{number}", envelope, key_field)
+        record = _of_line(text, f"{path}:{number}", envelope, key_field)
+        yield record
         given += 1
+        keyed += record.key is not None
         if given == count:
-            return
+            break
+    if key_field is not None and given and not keyed:
+        print(f"--key {key_field}: no record has a value in a field of that name, so none has a key", file=sys.stderr)
 
 
 def _lines(path: str) -> Iterator[bytes]:

@@ -36,6 +36,13 @@ def test_the_key_is_taken_from_a_field_where_there_is_one(tmp_path: Path, line: 
     assert read(lines(tmp_path, line), key="id")[0].key == key
 
 
+def test_a_key_that_no_record_has_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(read(lines(tmp_path, '{"id": "a"}', '{"name": "b"}'), key="id")) == 2
+    assert capsys.readouterr().err == ""
+    assert len(read(lines(tmp_path, '{"id": "a"}', "oops"), key="ID")) == 2
+    assert capsys.readouterr().err == "--key ID: no record has a value in a field of that name, so none has a key\n"
+
+
 def test_an_envelope_says_key_headers_and_topic(tmp_path: Path) -> None:
     envelope = {"key": "k", "value": {"a": 1}, "headers": {"source": "web"}, "topic": "orders"}
     (given,) = read(lines(tmp_path, json.dumps(envelope)), envelope=True)

@@ -38,6 +38,11 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert options.isolation_level == "read_committed"
 
 
+def test_heartbeats_follow_a_short_session() -> None:
+    intervals = [KafkaOptions(session_timeout=seconds).heartbeat_interval for seconds in (45, 9, 8, 6, 0.5)]
+    assert intervals == [3, 3, 2, 1.5, 0.125]
+
+
 def test_the_group_waits_for_the_drain() -> None:
     for drain in (0, 1, 30, 120, 299):
         options = KafkaOptions(drain_timeout=drain)
