@@ -125,7 +125,7 @@ class Proxy:
                 return
 
 
-async def wait_until(predicate: Callable[[], bool], description: str, seconds: float = 60.0) -> None:
+async def wait_until(predicate: Callable[[], bool], description: str, seconds: float = 120.0) -> None:
     """Fails with the description when it does not come true."""
     try:
         async with asyncio.timeout(seconds):

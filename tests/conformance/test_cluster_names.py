@@ -79,7 +79,7 @@ async def test_any_text_is_a_key_of_a_policy(store: ValkeyStore, text: str) -> N
     (second,) = (await store.claim("w", served, 10)).runs
     await store.finish(second.lease, Change(1), End("completed", b"null"))
     assert {first.lease.run_id, second.lease.run_id} == {run.run_id for run in runs}
-    await asyncio.gather(*(run.result(timeout=60) for run in runs))
+    await asyncio.gather(*(run.result(timeout=180) for run in runs))
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "", "a/b"], ids=range(len(TEXTS) + 2))

@@ -197,7 +197,7 @@ async def no_method(rows: Rows) -> httpx.Response:
 async def slow_body(rows: Rows) -> httpx.Response:
     async def chunks() -> AsyncIterator[bytes]:
         yield b'{"params":'
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(3)
 
     rows.patch.setattr("pyrula.http.bodies.BODY_SECONDS", 0.1)
     return await rows.http.post("/http_echo/runs", content=chunks(), headers={"Content-Type": "application/json"})

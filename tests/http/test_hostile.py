@@ -254,7 +254,7 @@ async def test_a_thousand_wait_and_hold_nothing_but_memory(site: Site, valkey: s
         assert grown < 100 * MIB
         assert worker.held == ()
         other = await client.submit("http_charge", {"order": {"id": "o", "amount_cents": 1}})
-        assert (await other.result(timeout=60))["paid"] == 1
+        assert (await other.result(timeout=180))["paid"] == 1
         for number, run in enumerate(runs):
             await run.signal("go", number)
         for number, answer in enumerate(await asyncio.gather(*waiting)):

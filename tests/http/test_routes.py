@@ -129,7 +129,7 @@ async def test_a_history_is_as_the_command_writes_it(site: Site) -> None:
     client, http = await site.client(), await site.local()
     await site.worker()
     run = await client.submit("http_counts", {"left": 2})
-    await run.result(timeout=60)
+    await run.result(timeout=180)
     for link in (1, 2):
         told = await http.get(f"/http_counts/runs/{run}/history", params={"link": link})
         assert History.from_json(told.content) == await run.history(link=link)

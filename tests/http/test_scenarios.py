@@ -43,7 +43,7 @@ async def until(run: Any, status: str) -> None:
 async def test_a_run_is_started_and_gives_its_result(site: Site, api: Any) -> None:
     await site.worker()
     run = await api.submit("http_charge", {"order": {"id": "o-1", "amount_cents": "500"}})
-    assert await run.result(timeout=60) == {"order": "o-1", "paid": 500, "note": ""}
+    assert await run.result(timeout=180) == {"order": "o-1", "paid": 500, "note": ""}
     assert await run.status() == "completed"
     types = [event.type for event in await run.events()]
     assert types[:2] == ["submitted", "started"]
@@ -87,7 +87,7 @@ async def test_signals_updates_and_queries(site: Site, api: Any) -> None:
     with pytest.raises(QueryError, match="LookupError: boom"):
         await run.query("broken")
     await run.signal("checkout", signal_id="s-1")
-    assert await run.result(timeout=60) == ["A-1", "B-2"]
+    assert await run.result(timeout=180) == ["A-1", "B-2"]
     for call in (run.signal("checkout"), run.update("add", "D")):
         with pytest.raises(RunFinishedError) as finished:
             await call
@@ -117,7 +117,7 @@ async def test_an_interrupt_is_answered_once(site: Site, api: Any) -> None:
         await run.resume("yes", wait_id="nonsense")
     await until(run, "interrupt_waiting")
     await run.resume("yes", {"because": 1})
-    assert await run.result(timeout=60) == ["yes", {"because": 1}]
+    assert await run.result(timeout=180) == ["yes", {"because": 1}]
     with pytest.raises(RunNotWaitingError) as refused:
         await run.resume("no")
     assert refused.value.status == "completed"
@@ -136,10 +136,10 @@ async def test_cancel_pause_unpause_retry(site: Site, api: Any) -> None:
     assert await run.cancel() == "cancelled"
     assert await run.cancel() == "cancelled"
     with pytest.raises(DurableInvocationCancelled):
-        await run.result(timeout=60)
+        await run.result(timeout=180)
     assert await run.retry() in ("queued", "running")
     await run.signal("go", [1, 2])
-    assert await run.result(timeout=60) == [1, 2]
+    assert await run.result(timeout=180) == [1, 2]
 
 
 async def test_results_of_a_run_that_failed_or_has_not_ended(site: Site, api: Any) -> None:
@@ -149,7 +149,7 @@ async def test_results_of_a_run_that_failed_or_has_not_ended(site: Site, api: An
     assert unfinished.value.status == "queued"
     await site.worker()
     with pytest.raises(DurableInvocationError, match="failed: ValueError: broken") as failed:
-        await run.result(timeout=60)
+        await run.result(timeout=180)
     assert (failed.value.error_type, failed.value.message) == ("ValueError", "broken")
 
 
@@ -179,7 +179,7 @@ async def test_a_signal_with_start(site: Site, api: Any) -> None:
     again = await api.signal_with_start("http_echo", {}, "go", 2, idempotency_key="k")
     assert str(run) == str(again)
     await site.worker()
-    assert await run.result(timeout=60) == 1
+    assert await run.result(timeout=180) == 1
     with pytest.raises(RunFinishedError):
         await api.signal_with_start("http_echo", {}, "go", 3, idempotency_key="k")
 
@@ -187,18 +187,18 @@ async def test_a_signal_with_start(site: Site, api: Any) -> None:
 async def test_a_chain_is_one_run(site: Site, api: Any) -> None:
     await site.worker()
     run = await api.submit("http_counts", {"left": 3})
-    assert await run.result(timeout=60) == 1
+    assert await run.result(timeout=180) == 1
     assert await api.handle("http_counts", f"{run}~2").result(timeout=1) == 1
 
 
 async def test_any_name_and_any_json(site: Site, api: Any) -> None:
     await site.worker()
     run = await api.submit("http steps/a b%é", {"steps": 1}, metadata={"é": [1, None, "🜁"]})
-    assert await run.result(timeout=60) == 1
+    assert await run.result(timeout=180) == 1
     echoed = await api.submit("http_echo")
     payload = {"": [[], {}], "n": [0, -1, 1.5, 2**63], "t": "\x00🜁\u2028</script>", "none": None}
     await echoed.signal("go", payload)
-    assert await echoed.result(timeout=60) == payload
+    assert await echoed.result(timeout=180) == payload
     large = await api.submit("http_echo")
     with pytest.raises(SerializationError, match="1,048,576"):
         await large.signal("go", "x" * 1_048_576)

@@ -69,7 +69,7 @@ async def test_any_event_is_a_place_to_go_on_from(site: Site) -> None:
     client, http = await site.client(), await site.local()
     await site.worker()
     run = await client.submit("http_counts", {"left": 3})
-    await run.result(timeout=60)
+    await run.result(timeout=180)
     path = f"/http_counts/stream/{run}"
     sent = await read_all(http, path)
     assert told(sent) == await in_the_store(client, "http_counts", str(run))

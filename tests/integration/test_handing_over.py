@@ -101,7 +101,7 @@ async def test_the_offset_of_a_record_that_waits_completes(rig: Rig, client: Wor
         assert await run.status() == "signal_waiting"
         assert [event.offset for event in running.told("handed_over")] == [0]
         await run.signal("paid", "ada")
-        assert await run.result(timeout=60) == "w1"
+        assert await run.result(timeout=180) == "w1"
         with pytest.raises(RunFinishedError):
             await run.signal("paid", "bob")
         await rig.until(lambda: running.worker.stats()[0].completed == 2, "both to be counted")
@@ -121,7 +121,7 @@ async def test_it_outlives_its_worker_and_the_commit(rig: Rig, client: WorkflowC
     await run.signal("paid", "ada")
     assert await run.status() == "queued"
     async with rig.running(binding):
-        assert await run.result(timeout=60) == "w1"
+        assert await run.result(timeout=180) == "w1"
     assert executed == ["reserve w1", "ship w1 to ada"]
 
 
@@ -172,7 +172,7 @@ async def test_a_lane_may_be_released(rig: Rig, client: WorkflowClient) -> None:
         await rig.until_committed(2)
         run = await find(client, rig, binding, 0)
         await run.signal("paid", "ada")
-        assert await run.result(timeout=60) == "w0"
+        assert await run.result(timeout=180) == "w0"
     assert executed == ["reserve w0", "reserve o1", "ship w0 to ada"]
 
 
@@ -185,7 +185,7 @@ async def test_one_that_fails_later_is_dead_lettered(rig: Rig, client: WorkflowC
         await handed_over(rig, run)
         await run.signal("paid", "ada")
         with pytest.raises(DurableInvocationError, match="no w1!"):
-            await run.result(timeout=60)
+            await run.result(timeout=180)
         await rig.until_committed(2)
         await rig.until(lambda: "reserve o2" in executed, "the next one of the key")
         assert [event.attempt for event in running.told("dead_lettered")] == [2]
@@ -206,7 +206,7 @@ async def test_one_that_waits_is_talked_to(rig: Rig, client: WorkflowClient) -> 
         await run.update("add", {"sku": "A"}, update_id="u1")
         assert await run.query("items") == ["A"]
         await run.signal("checkout")
-        assert await run.result(timeout=60) == ["A"]
+        assert await run.result(timeout=180) == ["A"]
 
 
 async def test_a_signal_at_any_moment_of_the_way_is_heard(rig: Rig, client: WorkflowClient) -> None:
@@ -223,7 +223,7 @@ async def test_a_signal_at_any_moment_of_the_way_is_heard(rig: Rig, client: Work
             if offset % 3 == 0:
                 await run.signal("else")
             await run.signal("paid", "ada")
-            return str(await run.result(timeout=60))
+            return str(await run.result(timeout=180))
 
         assert await asyncio.gather(*map(talk, range(60))) == [f"w{n}" for n in range(60)]
         await rig.until_committed(60)
@@ -249,7 +249,7 @@ async def test_a_busy_binding_has_a_place_for_it(rig: Rig, client: WorkflowClien
         await rig.produce([b"o"] * 3000)
         await rig.until(lambda: len(executed) > 10, "the binding to be busy")
         await run.signal("paid")
-        assert await run.result(timeout=60) == "w"
+        assert await run.result(timeout=180) == "w"
         assert running.worker.stats()[0].in_flight <= 2
         assert len(executed) < 3000
 
@@ -288,7 +288,7 @@ async def test_a_long_delay_before_the_next_round_outlives_its_worker(rig: Rig, 
         assert await run.status() == "retrying"
         await rig.until_committed(1)
     async with rig.running(binding) as running:
-        assert await run.result(timeout=60) == "o1"
+        assert await run.result(timeout=180) == "o1"
         await rig.until_committed(2)
         await rig.until(lambda: "reserve o2" in executed, "the next one of the key")
         assert running.told("dead_lettered") == []
@@ -408,9 +408,9 @@ async def test_ends_are_kept_as_the_binding_says(
         for run in runs[:2]:
             await run.signal("paid", "ada")
         await runs[2].cancel(timeout=60)
-        assert await runs[0].result(timeout=60) == "w0"
+        assert await runs[0].result(timeout=180) == "w0"
         with pytest.raises(DurableInvocationError):
-            await runs[1].result(timeout=60)
+            await runs[1].result(timeout=180)
     store: Any = client.store
     kept = []
     for run, order in zip(runs, ("w0", "w1!", "w2"), strict=True):
@@ -444,7 +444,7 @@ async def test_those_that_are_held_are_named_and_counted(rig: Rig, client: Workf
         await rig.until(lambda: running.worker.stats()[0].held == 3, "another worker to know of them", timeout=60)
         await runs[2].unpause()
         await runs[2].signal("paid", "ada")
-        assert await runs[2].result(timeout=60) == "w2"
+        assert await runs[2].result(timeout=180) == "w2"
         assert await runs[1].retry() == "queued"
         await rig.until(lambda: len(running.told("stopped")) == 1, "it to fail once more", timeout=60)
         for run in runs[:2]:

@@ -170,7 +170,7 @@ async def test_a_signal_that_comes_before_its_record_is_kept(rig: Rig, client: W
         await run.signal("paid", "ada")
         assert await run.status() == "queued"
         await rig.produce([b"o1"])
-        assert await run.result(timeout=60) == "o1 paid by ada"
+        assert await run.result(timeout=180) == "o1 paid by ada"
         await rig.until_committed(1)
     assert executed == ["reserve o1", "ship o1 to ada"]
     assert await run.status() == "completed"
@@ -200,7 +200,7 @@ async def test_a_signal_reaches_one_that_waits(rig: Rig, client: WorkflowClient)
         assert await rig.offset() == 0
         await run.signal("paid", "bob", signal_id="s1")
         await run.signal("paid", "bob", signal_id="s1")
-        assert await run.result(timeout=60) == "o1 paid by bob"
+        assert await run.result(timeout=180) == "o1 paid by bob"
         assert [event.kind for event in running.events] == ["completed"]
     assert executed == ["reserve o1", "ship o1 to bob"]
     assert "waiting" in await types(run)
@@ -224,7 +224,7 @@ async def test_updates_and_queries_of_a_record(rig: Rig, client: WorkflowClient)
         with pytest.raises(QueryError, match="nothing"):
             await run.query("nothing")
         await run.signal("checkout")
-        assert await run.result(timeout=60) == ["A", "B"]
+        assert await run.result(timeout=180) == ["A", "B"]
         assert await run.update("add", {"sku": "A"}, update_id="u1") == 1
     assert executed == ["add A", "add B"]
 
@@ -239,7 +239,7 @@ async def test_updates_hold_across_workers(rig: Rig, client: WorkflowClient) -> 
     assert await run.status() == "signal_waiting"
     await run.signal("checkout")
     async with rig.running(binding):
-        assert await run.result(timeout=60) == ["A"]
+        assert await run.result(timeout=180) == ["A"]
         assert await run.update("add", {"sku": "A"}, update_id="u1") == 1
         await rig.until_committed(1)
 
@@ -254,7 +254,7 @@ async def test_an_interrupt_is_answered(rig: Rig, client: WorkflowClient) -> Non
     assert [each.payload for each in (await run.detail()).interrupts] == [{"approve": "o1"}]
     async with rig.running(binding):
         await run.resume("yes", 7)
-        assert await run.result(timeout=60) == ["yes", 7]
+        assert await run.result(timeout=180) == ["yes", 7]
 
 
 async def test_waiting_records_take_no_slots(rig: Rig, client: WorkflowClient) -> None:
@@ -285,7 +285,7 @@ async def test_a_lane_waits_for_a_record_that_waits(rig: Rig, client: WorkflowCl
         assert await second.events() == []
         await second.signal("paid", "second")
         await first.signal("paid", "first")
-        assert await second.result(timeout=60) == "o2 paid by second"
+        assert await second.result(timeout=180) == "o2 paid by second"
         await other.signal("paid", "other")
         await rig.until_committed(3)
     assert [text for text in executed if "o3" not in text] == [
@@ -302,7 +302,7 @@ async def test_a_queued_record_is_cancelled_at_once(rig: Rig, client: WorkflowCl
         await reaches(rig, first, "signal_waiting")
         assert await second.cancel() == "cancelled"
         with pytest.raises(DurableInvocationCancelled):
-            await second.result(timeout=60)
+            await second.result(timeout=180)
         await first.signal("paid", "ada")
         await rig.until_committed(2)
     assert executed == ["reserve o1", "ship o1 to ada"]
@@ -399,7 +399,7 @@ async def test_a_worker_without_a_server_is_talked_to(rig: Rig) -> None:
         assert await run.update("add", {"sku": "A"}) == 1
         assert await run.query("items") == ["A"]
         await run.signal("checkout")
-        assert await run.result(timeout=60) == ["A"]
+        assert await run.result(timeout=180) == ["A"]
     finally:
         worker.stop()
         await working
@@ -467,10 +467,10 @@ async def test_what_is_kept(rig: Rig, client: WorkflowClient, keep: str) -> None
                 await failed.status()
         else:
             with pytest.raises(DurableInvocationError, match="no o1"):
-                await failed.result(timeout=60)
+                await failed.result(timeout=180)
             assert (await failed.detail()).error.type == "ValueError"  # type: ignore[union-attr]
         if keep == "all":
-            assert await completed.result(timeout=60) == "o2"
+            assert await completed.result(timeout=180) == "o2"
         else:
 
             async def gone() -> bool:
@@ -510,7 +510,7 @@ async def test_continuing_as_new_is_refused_with_the_way_out(rig: Rig, client: W
         await rig.until_committed(1)
         run = await first_run(rig, client, binding)
         with pytest.raises(DurableInvocationError, match="start_child"):
-            await run.result(timeout=60)
+            await run.result(timeout=180)
     assert len(await rig.read(rig.letters)) == 1
 
 
@@ -527,7 +527,7 @@ async def test_a_record_has_children(rig: Rig, client: WorkflowClient) -> None:
     try:
         async with rig.running(binding):
             run = await first_run(rig, client, binding)
-            assert await run.result(timeout=60) == "child o1"
+            assert await run.result(timeout=180) == "child o1"
             await rig.until_committed(1)
             await reaches(rig, client.handle(waiting_child, executed[0]), "cancelled")
     finally:

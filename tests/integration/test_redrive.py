@@ -138,7 +138,7 @@ async def test_a_busy_binding_finds_a_place_for_it(rig: Rig, client: WorkflowCli
         await rig.produce([b"x"] * 6000)
         await rig.until(lambda: len(executed) > 10, "the binding to be busy")
         await run.retry()
-        assert await run.result(timeout=60) == "o1"
+        assert await run.result(timeout=180) == "o1"
         assert running.worker.stats()[0].in_flight <= places
         assert executed.count("x") < 6000
 
@@ -165,7 +165,7 @@ async def test_what_a_busy_worker_has_no_place_for_is_left_to_another(rig: Rig, 
         await rig.produce([b"x", b"y"])
         await rig.until(lambda: "x" in executed, "one worker to be busy")
         await run.retry()
-        assert await run.result(timeout=60) == "o1"
+        assert await run.result(timeout=180) == "o1"
         assert "y" not in executed
         released.set()
         await rig.until_committed(3)

@@ -142,7 +142,7 @@ async def test_a_worker_of_submitted_runs_works_until_sigterm(valkey: str, names
     try:
         async with WorkflowClient(ValkeyStore(valkey, namespace=namespace)) as client:
             run = await client.submit("command_runs", {"number": 21})
-            assert await run.result(timeout=60) == 42
+            assert await run.result(timeout=180) == 42
         worker.send_signal(signal.SIGTERM)
         said, _ = await asyncio.to_thread(worker.communicate, timeout=30)
     finally:

@@ -60,7 +60,7 @@ class WorkerProcess:
         size: int = psutil.Process(self.pid).memory_info().rss
         return size
 
-    def wait_for_line(self, pattern: str, *, timeout: float = 60.0, after: int = 0) -> re.Match[str]:
+    def wait_for_line(self, pattern: str, *, timeout: float = 120.0, after: int = 0) -> re.Match[str]:
         """The first line, from number `after` on, in which the pattern is found; fails at once if the program ends."""
         expression = re.compile(pattern)
 
@@ -77,7 +77,7 @@ class WorkerProcess:
         assert found is not None
         return found
 
-    def wait(self, *, timeout: float = 60.0) -> int:
+    def wait(self, *, timeout: float = 120.0) -> int:
         """Its exit status (negative: the signal that ended it)."""
         return self._started().wait(timeout)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 _T = TypeVar("_T")
 
 
-def wait_until(predicate: Callable[[], _T], *, description: str, timeout: float = 60.0, interval: float = 0.02) -> _T:
+def wait_until(predicate: Callable[[], _T], *, description: str, timeout: float = 120.0, interval: float = 0.02) -> _T:
     """The predicate's first true value. AssertionError naming the description and the last value after the time-out."""
     deadline = time.monotonic() + timeout
     while not (value := predicate()):
@@ -31,7 +31,7 @@ async def wait_until_async(
 
 
 async def wait_until_async(
-    predicate: Callable[[], Any], *, description: str, timeout: float = 60.0, interval: float = 0.005
+    predicate: Callable[[], Any], *, description: str, timeout: float = 120.0, interval: float = 0.005
 ) -> Any:
     """The same in an event loop; the predicate may be a plain or an async function."""
     deadline = time.monotonic() + timeout

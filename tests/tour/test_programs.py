@@ -37,7 +37,7 @@ async def main() -> None:
     assert await run.update("add", {"sku": "A-1"}) == 1
     assert await run.query("items") == ["A-1"]
     await run.signal("checkout")
-    assert await run.result(timeout=60) == ["A-1"]
+    assert await run.result(timeout=180) == ["A-1"]
 
     worker.stop()
     await loop

@@ -49,7 +49,7 @@ async def _typed() -> None:
     run = await client.submit(charge, {"amount_cents": 500}, idempotency_key="order-7", owner="t1", metadata=[1])
     assert_type(run, RunHandle[Receipt])
     assert_type(await run, RunHandle[Receipt])
-    assert_type(await run.result(timeout=60), Receipt)
+    assert_type(await run.result(timeout=180), Receipt)
     assert_type(
         await run.result(timeout=timedelta(minutes=1), on_interrupt=lambda each: ("approve", each.payload)), Receipt
     )

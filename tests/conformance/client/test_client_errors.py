@@ -192,7 +192,7 @@ async def test_durable_invocation_cancelled_for_the_result_of_a_cancelled_run(
     client: WorkflowClient, holder: Holder
 ) -> None:
     run = await client.submit("client_cart")
-    waiting = asyncio.create_task(run.result(timeout=60))
+    waiting = asyncio.create_task(run.result(timeout=180))
     await run.cancel()
     with pytest.raises(DurableInvocationCancelled, match=str(run)):
         await waiting

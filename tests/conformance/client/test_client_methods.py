@@ -35,7 +35,7 @@ async def test_submit_with_an_idempotency_key_returns_the_first_run_on_a_repeat(
     await held.complete({"id": "r", "cents": 5})
     again = await client.submit("client_pay", {"cents": 6}, idempotency_key="o-7")
     assert again == runs[0]
-    assert await again.result(timeout=60) == Receipt(id="r", cents=5)
+    assert await again.result(timeout=180) == Receipt(id="r", cents=5)
     assert len(caplog.messages) == 1
     assert str(again) in caplog.messages[0]
     assert await client.submit("client_cart", idempotency_key="o-7") != again
@@ -184,7 +184,7 @@ async def test_status_is_the_present_one(client: WorkflowClient, holder: Holder)
 async def test_result_waits_for_the_run_to_finish(client: WorkflowClient, holder: Holder) -> None:
     run = await client.submit("client_pay", {"cents": 5})
     held = await holder.take()
-    one, two = asyncio.create_task(run.result(timeout=60)), asyncio.create_task(client.result(pay, str(run)))
+    one, two = asyncio.create_task(run.result(timeout=180)), asyncio.create_task(client.result(pay, str(run)))
     await asyncio.sleep(0)
     await held.complete({"id": "r", "cents": 5})
     assert await one == await two == await client.result("client_pay", run) == Receipt(id="r", cents=5)
@@ -270,7 +270,7 @@ async def test_history_and_detail_tell_all(client: WorkflowClient, holder: Holde
 async def test_every_method_follows_a_chain_to_its_live_run(client: WorkflowClient, holder: Holder) -> None:
     run = await client.submit("client_cart", {"size": 1})
     held = await holder.take()
-    waiting = asyncio.create_task(run.result(timeout=60))
+    waiting = asyncio.create_task(run.result(timeout=180))
     updating = asyncio.create_task(run.update("add", "A-1", update_id="u-1"))
     applied = await held.apply("ok", 1)
     assert applied.id == "u-1"

@@ -33,7 +33,7 @@ async def test_on_interrupt_is_called_with_the_interrupt_and_answers_it(
         shown.append((interrupt.run_id, interrupt.wait_id, interrupt.payload))
         return given
 
-    waiting = asyncio.create_task(run.result(timeout=60, on_interrupt=on_interrupt))
+    waiting = asyncio.create_task(run.result(timeout=180, on_interrupt=on_interrupt))
     await (await holder.take()).interrupt(Interrupt("i-1", b'{"cents":5}'))
     held = await holder.take()
     assert answers(held.claimed.messages) == {"i-1": ("approve", 5)}
@@ -53,7 +53,7 @@ async def test_on_interrupt_may_be_async_and_answer_several_at_a_time(client: Wo
         await interrupt.resume("deny", interrupt.payload)
         return None
 
-    waiting = asyncio.create_task(run.result(timeout=60, on_interrupt=on_interrupt))
+    waiting = asyncio.create_task(run.result(timeout=180, on_interrupt=on_interrupt))
     await (await holder.take()).interrupt(Interrupt("i-1", b"1"), Interrupt("i-2", b"2"))
     held = await holder.take()
     came = (await held.next_message(), await held.next_message())
@@ -67,7 +67,7 @@ async def test_an_interrupt_left_open_is_shown_once_and_somebody_else_may_answer
 ) -> None:
     run = await client.submit("client_cart")
     shown = asyncio.Queue[str]()
-    waiting = asyncio.create_task(run.result(timeout=60, on_interrupt=lambda each: shown.put_nowait(each.wait_id)))
+    waiting = asyncio.create_task(run.result(timeout=180, on_interrupt=lambda each: shown.put_nowait(each.wait_id)))
     await (await holder.take()).interrupt(Interrupt("i-1", b"1"))
     assert await shown.get() == "i-1"
     await run.resume("approve")
@@ -89,7 +89,7 @@ async def test_an_answer_that_comes_too_late_is_dropped(client: WorkflowClient, 
         await go.wait()
         return "late"
 
-    waiting = asyncio.create_task(run.result(timeout=60, on_interrupt=on_interrupt))
+    waiting = asyncio.create_task(run.result(timeout=180, on_interrupt=on_interrupt))
     await (await holder.take()).interrupt(Interrupt("i-1", b"1"))
     await asked.wait()
     await run.resume("first")
@@ -102,13 +102,13 @@ async def test_an_answer_that_comes_too_late_is_dropped(client: WorkflowClient, 
 
 async def test_what_on_interrupt_raises_result_raises(client: WorkflowClient, holder: Holder) -> None:
     run = await client.submit("client_cart")
-    waiting = asyncio.create_task(run.result(timeout=60, on_interrupt=lambda _: 1 / 0))  # type: ignore[arg-type, return-value]
+    waiting = asyncio.create_task(run.result(timeout=180, on_interrupt=lambda _: 1 / 0))  # type: ignore[arg-type, return-value]
     await (await holder.take()).interrupt(Interrupt("i-1", b"1"))
     with pytest.raises(ZeroDivisionError):
         await waiting
     assert await run.status() == "interrupt_waiting"
     with pytest.raises(TypeError, match="on_interrupt must give"):
-        await run.result(timeout=60, on_interrupt=lambda _: 5)  # type: ignore[arg-type, return-value]
+        await run.result(timeout=180, on_interrupt=lambda _: 5)  # type: ignore[arg-type, return-value]
 
 
 async def test_on_interrupt_is_stopped_when_the_time_is_over_or_the_run_ends(
@@ -130,7 +130,7 @@ async def test_on_interrupt_is_stopped_when_the_time_is_over_or_the_run_ends(
         await run.result(timeout=0.05, on_interrupt=on_interrupt)
     assert stopped == ["i-1"]
     asked.clear()
-    waiting = asyncio.create_task(run.result(timeout=60, on_interrupt=on_interrupt))
+    waiting = asyncio.create_task(run.result(timeout=180, on_interrupt=on_interrupt))
     await asked.wait()
     await run.resume("approve")
     await (await holder.take()).complete([])
@@ -142,7 +142,7 @@ async def test_a_wake_up_is_enough(client: WorkflowClient, holder: Holder) -> No
     patient = WorkflowClient(client.store, poll_interval=3600)
     run = await patient.submit("client_cart")
     held = await holder.take()
-    one, two = asyncio.create_task(run.result(timeout=60)), asyncio.create_task(run.update("add", timeout=20))
+    one, two = asyncio.create_task(run.result(timeout=180)), asyncio.create_task(run.update("add", timeout=20))
     await held.apply("ok", 1)
     assert await two == 1
     await held.complete([])
@@ -155,7 +155,7 @@ async def test_polling_is_enough(client: WorkflowClient, holder: Holder, monkeyp
 
     monkeypatch.setattr(client.store, "on_change", lambda run_id, callback: Silent())
     runs = [await client.submit("client_cart") for _ in range(20)]
-    waiting = [asyncio.create_task(run.result(timeout=60)) for run in runs]
+    waiting = [asyncio.create_task(run.result(timeout=180)) for run in runs]
     for _ in runs:
         held = await holder.take()
         await held.complete([held.lease.run_id])

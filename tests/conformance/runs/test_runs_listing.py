@@ -98,13 +98,15 @@ async def test_a_run_that_was_queued_again_waits_from_then_on(rig: Rig) -> None:
 
 
 async def test_the_index_forgets_what_is_gone(rig: Rig, server: Server) -> None:
-    rig.store._runs.retention = 1.0  # type: ignore[attr-defined]
-    runs = await asyncio.gather(*(submit(rig, number, owner="o") for number in range(40)))
-    for claimed in (await rig.store.claim("w", SERVED, 20)).runs:
-        await rig.store.finish(claimed.lease, Change(1), End("failed", error=b'"x"'))
+    rig.store._runs.retention = 2.0  # type: ignore[attr-defined]
+    await asyncio.gather(*(submit(rig, number, owner="o") for number in range(40)))
+    first, *others = (await rig.store.claim("w", SERVED, 20)).runs
     for line in await lines(rig, Wanted(statuses=QUEUED)):
         await rig.store.deliver(line.run_id, Message("cancel", "cancel"))
-    kept = runs[3]
+    # the one that is retried ends last, so that it is still there
+    for claimed in (*others, first):
+        await rig.store.finish(claimed.lease, Change(1), End("failed", error=b'"x"'))
+    kept = first.lease.run_id
     await rig.store.retry(kept)
 
     async def left() -> int:

@@ -71,7 +71,7 @@ async def test_result_update_and_signal_drive_the_run(runner: InlineWorkflowRunn
 async def test_result_waits_for_sleeps_and_leaves_no_task(runner: InlineWorkflowRunner) -> None:
     run = await runner.start(nap, {"seconds": 2})
     assert done == ["before"]
-    assert await run.result(timeout=60) == "after"
+    assert await run.result(timeout=180) == "after"
     assert done == ["before", "after"]
 
 
@@ -85,7 +85,7 @@ async def test_a_wait_that_is_over_leaves_the_run_as_it_is(runner: InlineWorkflo
 
 async def test_several_calls_at_a_time(runner: InlineWorkflowRunner) -> None:
     runs = [await runner.start(nap, {"seconds": 0.05 * number}) for number in range(4)]
-    assert await asyncio.gather(*(run.result(timeout=60) for run in runs)) == ["after"] * 4
+    assert await asyncio.gather(*(run.result(timeout=180) for run in runs)) == ["after"] * 4
 
 
 async def test_another_process_goes_on_with_the_runs(runner: InlineWorkflowRunner, workers: Workers) -> None:
@@ -94,10 +94,10 @@ async def test_another_process_goes_on_with_the_runs(runner: InlineWorkflowRunne
     workers.start(basket)
     client = workers.client()
     await client.signal(basket, run, "checkout")
-    assert await client.result(basket, run, timeout=60) == ["A-1"]
+    assert await client.result(basket, run, timeout=180) == ["A-1"]
     assert done == ["a"]
 
 
 async def test_it_takes_what_a_client_has_submitted(runner: InlineWorkflowRunner) -> None:
     run = await runner.client.submit("inline_nap", {"seconds": 0})
-    assert await run.result(timeout=60) == "after"
+    assert await run.result(timeout=180) == "after"

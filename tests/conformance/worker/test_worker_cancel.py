@@ -115,7 +115,7 @@ async def test_cancel_in_each_state_cleans_up_once_and_the_second_changes_nothin
     assert await run.cancel(timeout=0.05) == "running"
     gates["cleanup"].set()
     with pytest.raises(DurableInvocationCancelled):
-        await run.result(timeout=60)
+        await run.result(timeout=180)
     # after the end
     assert await run.cancel() == "cancelled"
     with pytest.raises(RunFinishedError):
@@ -140,7 +140,7 @@ async def test_an_abandoned_child_goes_on(workers: Workers) -> None:
     orphan = worker.client.handle(child, started)
     assert await orphan.status() in ("signal_waiting", "running")
     await orphan.signal("never", "later")
-    assert await orphan.result(timeout=60) == "later"
+    assert await orphan.result(timeout=180) == "later"
     assert (await orphan.detail()).parent == run.run_id
 
 
@@ -153,7 +153,7 @@ async def test_cancel_while_queued_never_starts_the_body(workers: Workers) -> No
     later = await client.submit(states, {"where": "nowhere"})
     gates["cleanup"] = asyncio.Event()
     gates["cleanup"].set()
-    await later.result(timeout=60)
+    await later.result(timeout=180)
     assert done == ["went on", "at cleanup", "through cleanup", "cleaned up"]
     assert [event.type for event in await run.events()] == ["submitted", "cancelled"]
 
@@ -184,7 +184,7 @@ async def test_a_worker_that_dies_in_cleanup_leaves_it_to_another(workers: Worke
     gates["cleanup"].set()
     workers.start(states, child, **quick)
     with pytest.raises(DurableInvocationCancelled):
-        await run.result(timeout=60)
+        await run.result(timeout=180)
     # the step that was in progress ran again, those that were done didn't
     assert (done.count("told"), done.count("cleaned up")) == (1, 1)
     assert done.count("through cleanup") <= 2

@@ -78,7 +78,7 @@ async def test_a_childs_failure_is_told_with_its_error_and_ends_the_parent(worke
     worker = workers.start(parent, child)
     run = await worker.client.submit(parent, {"name": "p", "count": 1, "fate": "fails"})
     with pytest.raises(DurableInvocationError, match=r"p\.0 failed"):
-        await run.result(timeout=60)
+        await run.result(timeout=180)
 
 
 async def test_a_childs_cancel_is_told_its_parent(workers: Workers) -> None:
@@ -86,7 +86,7 @@ async def test_a_childs_cancel_is_told_its_parent(workers: Workers) -> None:
     run = await worker.client.submit(parent, {"name": "p", "count": 1, "fate": "waits"})
     assert await worker.client.cancel(child, await child_of(run)) == "cancelled"
     with pytest.raises(DurableInvocationError, match="DurableInvocationCancelled"):
-        await run.result(timeout=60)
+        await run.result(timeout=180)
 
 
 async def test_a_parent_that_fails_takes_its_children_along(workers: Workers) -> None:
@@ -98,7 +98,7 @@ async def test_a_parent_that_fails_takes_its_children_along(workers: Workers) ->
     worker = workers.start(hasty, child)
     run = await worker.client.submit(hasty)
     with pytest.raises(DurableInvocationError, match="no patience"):
-        await run.result(timeout=60)
+        await run.result(timeout=180)
     with pytest.raises(DurableInvocationCancelled):
         await worker.client.result(child, await child_of(run), timeout=20)
 
@@ -110,10 +110,10 @@ async def test_a_childs_result_that_comes_while_the_parents_worker_is_dead_is_ke
     child_id = await child_of(run)
     await workers.kill(first)
     second = workers.start(child, **QUICK)
-    assert await client.result(child, child_id, timeout=60) == "p.0"
+    assert await client.result(child, child_id, timeout=180) == "p.0"
     await workers.stop(second)
     workers.start(parent, **QUICK)
-    assert await run.result(timeout=60) == ["p.0"]
+    assert await run.result(timeout=180) == ["p.0"]
     assert done == {"p.0 first": 1, "p.0 second": 1, "p heard p.0": 1}
 
 
@@ -125,7 +125,7 @@ async def test_a_child_whose_worker_died_is_taken_up_and_tells_its_parent_once(w
     await workers.kill(first)
     workers.start(child, **QUICK)
     await workers.client().signal(child, await child_of(run), "go")
-    assert await run.result(timeout=60) == ["p.0"]
+    assert await run.result(timeout=180) == ["p.0"]
     assert done["p heard p.0"] == 1
 
 

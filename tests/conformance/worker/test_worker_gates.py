@@ -101,7 +101,7 @@ async def test_children_have_gates(workers: Workers) -> None:
     for _ in range(2):
         workers.start(parent, limited)
     client = workers.client()
-    await (await client.submit(parent)).result(timeout=60)
+    await (await client.submit(parent)).result(timeout=180)
     assert inside.most["child"] == MAX
 
 
@@ -119,7 +119,7 @@ async def test_signal_with_start_of_a_gated_run_starts_it_once(workers: Workers)
         )
     )
     assert runs[0] == runs[1]
-    assert sorted(await runs[0].result(timeout=60)) == [0, 1]
+    assert sorted(await runs[0].result(timeout=180)) == [0, 1]
 
 
 @workflow(name="gates_slow", concurrency=Limit("key", max=MAX))

@@ -116,7 +116,7 @@ async def test_submit_queues_a_run_and_returns_its_handle(workers: Workers) -> N
     run = await worker.client.submit("worker_echo")
     again = workers.client().handle("worker_echo", run.run_id)
     await again.signal("go", {"to": [1, None]})
-    assert await run.result(timeout=60) == {"to": [1, None]}
+    assert await run.result(timeout=180) == {"to": [1, None]}
 
 
 async def test_signal_wakes_wait_for_signal(workers: Workers) -> None:
@@ -125,7 +125,7 @@ async def test_signal_wakes_wait_for_signal(workers: Workers) -> None:
     await waiting(run)
     await run.signal("go", "now", signal_id="s1")
     await run.signal("go", "twice", signal_id="s1")
-    assert await run.result(timeout=60) == "now"
+    assert await run.result(timeout=180) == "now"
 
 
 async def test_signal_that_comes_before_the_body_waits_is_kept(workers: Workers) -> None:
@@ -134,7 +134,7 @@ async def test_signal_that_comes_before_the_body_waits_is_kept(workers: Workers)
     await run.signal("other", 1)
     await run.signal("go", "early")
     workers.start(*ALL)
-    assert await run.result(timeout=60) == "early"
+    assert await run.result(timeout=180) == "early"
     assert [message.name for message in (await run.detail()).unread] == ["other"]
 
 
@@ -157,7 +157,7 @@ async def test_query_of_a_parked_and_of_a_finished_run_replays_it(workers: Worke
     await waiting(run)
     assert await run.query("items", last=1) == ["A-2"]
     await run.signal("checkout")
-    await run.result(timeout=60)
+    await run.result(timeout=180)
     assert await run.query("items") == ["A-1", "A-2"]
 
 
@@ -176,7 +176,7 @@ async def test_update_applies_and_returns_the_value(workers: Workers) -> None:
     assert await run.update("add", {"sku": "A-1"}) == 1
     assert await run.update("add", "A-2") == 2
     await run.signal("checkout")
-    assert await run.result(timeout=60) == ["A-1", "A-2"]
+    assert await run.result(timeout=180) == ["A-1", "A-2"]
 
 
 async def test_update_timeout_then_the_same_update_id_applies_once(workers: Workers) -> None:
@@ -188,7 +188,7 @@ async def test_update_timeout_then_the_same_update_id_applies_once(workers: Work
     update_id = caught.value.update_id
     assert await run.update("add", {"sku": "A-1"}, update_id=update_id) == 1
     await run.signal("checkout")
-    assert await run.result(timeout=60) == ["A-1"]
+    assert await run.result(timeout=180) == ["A-1"]
     assert await run.update("add", {"sku": "A-1"}, update_id=update_id) == 1
 
 
@@ -221,14 +221,14 @@ async def test_resume_answers_the_interrupt(workers: Workers) -> None:
     with pytest.raises(RunNotWaitingError):
         await run.resume("approve", wait_id="another")
     await run.resume("approve", {"by": "ada"})
-    assert await run.result(timeout=60) == ["approve", {"by": "ada"}]
+    assert await run.result(timeout=180) == ["approve", {"by": "ada"}]
     assert InterruptAnswer("approve").value is None
 
 
 async def test_result_answers_interrupts(workers: Workers) -> None:
     worker = workers.start(*ALL)
     run = await worker.client.submit(asks)
-    result = await run.result(timeout=60, on_interrupt=lambda shown: ("ok", shown.payload["question"]))
+    result = await run.result(timeout=180, on_interrupt=lambda shown: ("ok", shown.payload["question"]))
     assert result == ["ok", "go on?"]
 
 
@@ -239,7 +239,7 @@ async def test_cancel_stops_the_run(workers: Workers) -> None:
     assert await run.cancel() == "cancelled"
     assert await run.cancel() == "cancelled"
     with pytest.raises(DurableInvocationCancelled):
-        await run.result(timeout=60)
+        await run.result(timeout=180)
     with pytest.raises(RunFinishedError):
         await run.signal("checkout")
 
@@ -252,7 +252,7 @@ async def test_retry_of_a_cancelled_run_goes_on_without_the_cancellation(workers
     await run.retry()
     await waiting(run)
     await run.signal("checkout")
-    assert await run.result(timeout=60) == ["A-1"]
+    assert await run.result(timeout=180) == ["A-1"]
 
 
 async def test_retry_of_a_cancelled_run_opens_its_interrupt_again(workers: Workers) -> None:
@@ -267,7 +267,7 @@ async def test_retry_of_a_cancelled_run_opens_its_interrupt_again(workers: Worke
     (after,) = (await run.detail()).interrupts
     assert after == before
     await run.resume("yes", 5)
-    assert await run.result(timeout=60) == ["yes", 5]
+    assert await run.result(timeout=180) == ["yes", 5]
 
 
 async def test_an_answered_interrupt_is_not_opened_again_by_a_replay(workers: Workers) -> None:
@@ -281,7 +281,7 @@ async def test_an_answered_interrupt_is_not_opened_again_by_a_replay(workers: Wo
     workers.start(*ALL, **quick)
     with pytest.raises(RunNotWaitingError):
         await run.resume("no")
-    assert await run.result(timeout=60) == ["yes", None]
+    assert await run.result(timeout=180) == ["yes", None]
     assert (await run.detail()).unread == ()
 
 
@@ -295,7 +295,7 @@ async def test_pause_and_unpause(workers: Workers) -> None:
     assert error.message == "a look at it"
     await run.unpause()
     await run.signal("checkout")
-    assert await run.result(timeout=60) == []
+    assert await run.result(timeout=180) == []
 
 
 async def test_pause_of_a_run_that_is_held(workers: Workers) -> None:
@@ -305,14 +305,14 @@ async def test_pause_of_a_run_that_is_held(workers: Workers) -> None:
     assert await run.pause() == "paused"
     await wait_until_async(lambda: not worker.held, description="the place to be free")
     await run.unpause()
-    assert await run.result(timeout=60) == 30
+    assert await run.result(timeout=180) == 30
 
 
 async def test_result_of_a_failed_and_of_an_unfinished_run(workers: Workers) -> None:
     worker = workers.start(*ALL)
     failed, unfinished = await worker.client.submit(fails), await worker.client.submit(echo)
     with pytest.raises(DurableInvocationError, match="ValueError: broken"):
-        await failed.result(timeout=60)
+        await failed.result(timeout=180)
     with pytest.raises(DurableInvocationTimeout):
         await unfinished.result(timeout=0.05)
 
@@ -328,7 +328,7 @@ async def test_events_tell_the_runs_history(workers: Workers) -> None:
     run = await worker.client.submit(cart)
     await run.update("add", {"sku": "A-1"})
     await run.signal("checkout")
-    await run.result(timeout=60)
+    await run.result(timeout=180)
     types = [event.type for event in await run.events()]
     assert types[0] == "submitted"
     assert types[-1] == "completed"
@@ -340,21 +340,21 @@ async def test_every_call_follows_a_chain_to_its_live_run_and_no_signal_is_lost(
     run = await worker.client.submit(loop)
     for number in range(9):
         await run.signal("next", signal_id=f"s{number}")
-    assert await run.result(timeout=60) == 9
+    assert await run.result(timeout=180) == 9
     assert await run.query("rounds") == 2
 
 
 async def test_a_child_gives_its_result_to_its_parent(workers: Workers) -> None:
     worker = workers.start(*ALL, park_after=0)
     run = await worker.client.submit(parent, {"cents": 20})
-    assert await run.result(timeout=60) == 41
+    assert await run.result(timeout=180) == 41
 
 
 async def test_a_childs_failure_is_its_parents(workers: Workers) -> None:
     worker = workers.start(*ALL, park_after=0)
     run = await worker.client.submit(parent, {"cents": -1})
     with pytest.raises(DurableInvocationError, match="no such amount"):
-        await run.result(timeout=60)
+        await run.result(timeout=180)
 
 
 async def test_backpressure_rejected_while_the_egress_is_behind(workers: Workers) -> None:
@@ -372,7 +372,7 @@ async def test_backpressure_rejected_while_the_egress_is_behind(workers: Workers
     worker = workers.start(*ALL, egress=egress, egress_buffer=4)
     first, _ = await worker.client.submit(fails), await worker.client.submit(fails)
     with pytest.raises(DurableInvocationError):
-        await first.result(timeout=60)
+        await first.result(timeout=180)
 
     async def refused() -> bool:
         try:

@@ -57,7 +57,7 @@ async def test_another_version_is_a_deploy_under_way(
     with caplog.at_level(logging.WARNING):
         running = asyncio.create_task(worker.run())
         run = await worker.client.submit(definition, {})
-        await run.result(timeout=60)
+        await run.result(timeout=180)
     assert "kafka-1" in caplog.text
     health = worker.health()
     assert health.state == "degraded"

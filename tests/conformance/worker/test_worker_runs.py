@@ -93,7 +93,7 @@ async def unwritable(ctx: Context) -> Any:
 async def test_a_run_is_executed_to_its_end(workers: Workers) -> None:
     worker = workers.start(pay)
     run = await worker.client.submit(pay, {"order": "a"})
-    assert await run.result(timeout=60) == "ch_a"
+    assert await run.result(timeout=180) == "ch_a"
     assert [event.type for event in await run.events()] == [
         "submitted", "started", "step_started", "step_completed", "completed",
     ]  # fmt: skip
@@ -103,7 +103,7 @@ async def test_a_run_that_waits_for_long_is_parked_and_goes_on(workers: Workers)
     worker = workers.start(pay)
     run = await workers.client().submit(pay, {"order": "a", "naps": 2})
     await wait_until_async(run.status, description="a status")
-    assert await run.result(timeout=60) == "ch_a"
+    assert await run.result(timeout=180) == "ch_a"
     assert charged == {"a": 1}
     assert [event.type for event in await run.events()].count("waiting") == 2
     assert worker.held == ()
@@ -114,7 +114,7 @@ async def test_many_runs_on_two_workers_are_each_executed_once(workers: Workers)
     workers.start(pay, max_concurrency=5)
     client = workers.client()
     runs = [await client.submit(pay, {"order": f"o{number}", "naps": number % 2}) for number in range(30)]
-    results = await asyncio.gather(*(run.result(timeout=60) for run in runs))
+    results = await asyncio.gather(*(run.result(timeout=180) for run in runs))
     assert results == [f"ch_o{number}" for number in range(30)]
     assert set(charged.values()) == {1}
 
@@ -123,7 +123,7 @@ async def test_a_failed_run_tells_its_error(workers: Workers) -> None:
     worker = workers.start(failing)
     run = await worker.client.submit(failing)
     with pytest.raises(DurableInvocationError) as caught:
-        await run.result(timeout=60)
+        await run.result(timeout=180)
     assert (caught.value.error_type, caught.value.message) == ("ValueError", "no such card")
     assert "in failing" in caught.value.trace
 
@@ -134,20 +134,20 @@ async def test_params_that_do_not_fit_fail_the_run(workers: Workers) -> None:
     run_id = worker.store.new_run_id(name="worker_pay")
     await worker.store.submit(Submission(run_id, "worker_pay", b'{"naps":"many"}'))
     with pytest.raises(DurableInvocationError, match=r"worker_pay.*order"):
-        await worker.client.result(pay, run_id, timeout=60)
+        await worker.client.result(pay, run_id, timeout=180)
 
 
 async def test_a_result_that_cannot_be_written_fails_the_run(workers: Workers) -> None:
     worker = workers.start(unwritable)
     run = await worker.client.submit(unwritable)
     with pytest.raises(DurableInvocationError, match="SerializationError"):
-        await run.result(timeout=60)
+        await run.result(timeout=180)
 
 
 async def test_a_failed_run_is_retried_as_its_workflow_says_with_its_steps_kept(workers: Workers) -> None:
     worker = workers.start(rounds)
     run = await worker.client.submit(rounds, {"order": "a"})
-    assert await run.result(timeout=60) == ("ch_a", 3)
+    assert await run.result(timeout=180) == ("ch_a", 3)
     assert charged == {"a": 1}
     assert [event.type for event in await run.events()].count("retried") == 2
 
@@ -157,7 +157,7 @@ async def test_a_round_that_is_far_off_takes_no_place(workers: Workers) -> None:
     run = await worker.client.submit(slow_rounds, {"order": "a"})
     await wait_until_async(lambda: _is(run, "retrying"), description="the run to be parked")
     assert worker.held == ()
-    assert await run.result(timeout=60) == 2
+    assert await run.result(timeout=180) == 2
     assert charged == {"a": 1}
     assert (await run.detail()).attempt == 2
 
@@ -166,7 +166,7 @@ async def test_a_run_that_takes_longer_than_its_timeout_fails(workers: Workers) 
     worker = workers.start(late)
     run = await worker.client.submit(late)
     with pytest.raises(DurableInvocationError, match="RunTimeout"):
-        await run.result(timeout=60)
+        await run.result(timeout=180)
 
 
 async def test_stop_waits_for_the_bodies(workers: Workers) -> None:
@@ -190,7 +190,7 @@ async def test_what_does_not_end_in_drain_timeout_goes_on_elsewhere_uncharged(wo
     assert (detail.status, detail.deaths, detail.worker) == ("queued", 0, None)
     gates["gate-a"].set()
     workers.start(gated)
-    assert await client.result(gated, run, timeout=60) == "ch_a"
+    assert await client.result(gated, run, timeout=180) == "ch_a"
     assert charged == {"a": 1, "gate-a": 2}
 
 
@@ -203,7 +203,7 @@ async def test_the_runs_of_a_dead_worker_are_taken_over_after_its_lease(workers:
     assert await run.status() == "running"
     gates["gate-a"].set()
     workers.start(gated, lease_seconds=1, heartbeat_interval=0.1)
-    assert await run.result(timeout=60) == "ch_a"
+    assert await run.result(timeout=180) == "ch_a"
     assert charged["a"] == 1
 
 
@@ -216,7 +216,7 @@ async def test_a_run_that_was_taken_from_a_living_worker_counts_once(workers: Wo
     assert suspect
     await wait_until_async(lambda: charged["gate-a"] == 2, description="the run in its second epoch")
     gates["gate-a"].set()
-    assert await run.result(timeout=60) == "ch_a"
+    assert await run.result(timeout=180) == "ch_a"
     assert charged == {"a": 1, "gate-a": 2}
     assert len([event for event in await run.events() if event.type == "completed"]) == 1
 
@@ -275,9 +275,9 @@ async def test_retry_of_a_failed_run_keeps_its_steps(workers: Workers) -> None:
     worker = workers.start(repaired)
     run = await worker.client.submit(repaired)
     with pytest.raises(DurableInvocationError, match="bad at first"):
-        await run.result(timeout=60)
+        await run.result(timeout=180)
     await run.retry()
-    assert await run.result(timeout=60) == ["ch_a", "bad"]
+    assert await run.result(timeout=180) == ["ch_a", "bad"]
     assert charged == {"a": 1, "bad": 2}
 
 

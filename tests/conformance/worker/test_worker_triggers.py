@@ -81,7 +81,7 @@ async def test_the_event_that_completes_a_batch_gets_its_run(workers: Workers) -
     # without any worker so far
     assert await run.status() == "queued"
     workers.start(digest)
-    assert await run.result(timeout=60) == 3
+    assert await run.result(timeout=180) == 3
     assert got == [("u", [0, 1, 2], 3)]
     assert (await run.detail()).metadata["batch"]["reason"] == "max_events"
     again = await client.trigger("worker_digest", {"user_id": "v", "n": 0}, event_id="e")
@@ -207,7 +207,7 @@ async def test_a_sender_that_dies_as_its_event_fills_a_batch_leaves_one_run(work
     # it asks again, as its caller would
     run = await client.trigger(digest, {"user_id": "u", "n": 2}, event_id="last")
     assert run is not None
-    assert await run.result(timeout=60) == 3
+    assert await run.result(timeout=180) == 3
     await send(client, 3, 4, 5)
     await batches(2)
     assert got == [("u", [0, 1, 2], 3), ("u", [3, 4, 5], 3)]
@@ -279,7 +279,7 @@ async def test_a_batch_that_no_run_can_be_made_of_waits_for_a_deploy(
 async def test_a_triggered_workflow_may_be_submitted_as_any_other(workers: Workers) -> None:
     worker = workers.start(digest)
     run = await worker.client.submit(digest, {"key": "k", "events": [{"n": 7}], "count": 1})
-    assert await run.result(timeout=60) == 1
+    assert await run.result(timeout=180) == 1
     assert got == [("k", [7], 1)]
 
 
@@ -294,7 +294,7 @@ async def test_many_open_windows_take_no_place_of_a_worker(workers: Workers) -> 
     assert len(await client.buffered(patient)) == 1_500
     *_, run = await send(client, 0, 1, 2)
     assert run is not None
-    assert await run.result(timeout=60) == 3
+    assert await run.result(timeout=180) == 3
 
 
 # from a body
@@ -318,14 +318,14 @@ async def side_by_side(ctx: Context) -> list[str | None]:
 async def test_a_body_feeds_a_trigger(workers: Workers) -> None:
     worker = workers.start(digest, feeder, side_by_side)
     run = await worker.client.submit(feeder, {"numbers": [0, 1, 2, 3, 4, 5]})
-    first, second, third, *others = await run.result(timeout=60)
+    first, second, third, *others = await run.result(timeout=180)
     assert (first, second, others[:2]) == (None, None, [None, None])
     assert third is not None
-    assert await worker.client.handle(digest, third).result(timeout=60) == 3
+    assert await worker.client.handle(digest, third).result(timeout=180) == 3
     await batches(2)
     assert sorted(got) == [("f", [0, 1, 2], 3), ("f", [3, 4, 5], 3)]
     got.clear()
-    answers = await (await worker.client.submit(side_by_side)).result(timeout=60)
+    answers = await (await worker.client.submit(side_by_side)).result(timeout=180)
     assert sorted(answer is None for answer in answers) == [False, False, True, True, True, True]
     await batches(2)
     assert sorted(number for _, numbers, _ in got for number in numbers) == list(range(6))
@@ -336,7 +336,7 @@ async def test_a_body_feeds_for_its_runs_owner(workers: Workers) -> None:
     runs = {}
     for owner in ("", "ann", "bob"):
         run = await worker.client.submit(feeder, {"numbers": [0, 1, 2]}, owner=owner)
-        runs[owner] = (await run.result(timeout=60))[-1]
+        runs[owner] = (await run.result(timeout=180))[-1]
     assert None not in runs.values()
     for owner, run_id in runs.items():
         assert (await worker.client.detail(digest, run_id)).owner == owner
@@ -350,7 +350,7 @@ async def test_a_body_that_feeds_the_same_id_again_gets_the_same_answer(workers:
         return [await ctx.trigger(brief, {"user_id": "r", "n": 0}, event_id="once") for _ in range(4)]
 
     worker = workers.start(brief, repeating)
-    assert await (await worker.client.submit(repeating)).result(timeout=60) == [None] * 4
+    assert await (await worker.client.submit(repeating)).result(timeout=180) == [None] * 4
     await batches(1)
     assert got == [("r", [0], 1)]
 
@@ -365,7 +365,7 @@ async def test_an_event_that_does_not_fit_is_the_bodys_to_handle(workers: Worker
         return "taken"
 
     worker = workers.start(digest, misfeeding)
-    told = await (await worker.client.submit(misfeeding)).result(timeout=60)
+    told = await (await worker.client.submit(misfeeding)).result(timeout=180)
     assert told == "workflow 'worker_digest': an event must be a dict or a model, not list"
 
 
@@ -403,7 +403,7 @@ async def test_an_event_is_fed_once_though_its_worker_dies(workers: Workers, whe
     dead.set()
     await workers.kill(dying)
     workers.start(feeder, brief, lease_seconds=1, heartbeat_interval=0.1)
-    answers = await run.result(timeout=60)
+    answers = await run.result(timeout=180)
     await wait_until_async(lambda: sum(count for _, _, count in got) >= 5, description="all events")
     await asyncio.sleep(0.2)
     assert sorted(number for _, numbers, _ in got for number in numbers) == [0, 1, 2, 3, 4]
@@ -439,7 +439,7 @@ async def test_a_retry_does_not_feed_again(workers: Workers) -> None:
     assert await run.status() == "failed"
     broken = False
     with pytest.raises(Exception, match="not yet") as failed:
-        await run.result(timeout=60)
+        await run.result(timeout=180)
     assert StepError.__name__ in str(failed.value)
     await run.retry()
 
@@ -530,7 +530,7 @@ async def test_a_gated_batch_becomes_one_run_though_its_sender_dies(workers: Wor
     for n in (2, 3):
         run = await client.trigger(body, {"k": "a", "n": n})
     assert run is not None
-    await run.result(timeout=60)
+    await run.result(timeout=180)
     assert order == {"a": [[0, 1], [2, 3]]}
 
 
@@ -579,7 +579,7 @@ async def test_ids_of_a_bodys_events_are_forgotten_once_their_answers_are_writte
         await worker.client.submit(feeder, {"numbers": list(range(7))}, owner="ann"),
         await worker.client.submit(side_by_side),
     ]:
-        await run.result(timeout=60)
+        await run.result(timeout=180)
 
     async def forgotten() -> bool:
         return not [key for key in await server.keys() if b"}ti:" in key]

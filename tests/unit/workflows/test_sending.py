@@ -47,7 +47,7 @@ async def test_a_submitted_run_fails_at_the_call_and_is_not_tried_again() -> Non
     working = asyncio.create_task(worker.run())
     run = await worker.client.submit(receipt, {"cents": 5})
     with pytest.raises(DurableInvocationError) as failed:
-        await run.result(timeout=60)
+        await run.result(timeout=180)
     assert failed.value.error_type == "pyrula.workflows.errors.NoBrokerError"
     assert failed.value.message.startswith(
         f"run {run} (sending_receipt): ctx.send to 'receipts': a run that was submit"

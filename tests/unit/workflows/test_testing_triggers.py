@@ -170,12 +170,12 @@ async def test_inline_closes_windows_while_a_call_drives() -> None:
     runner = InlineWorkflowRunner()
     for n in range(3):
         assert await runner.client.trigger(short, {"doc": "d", "n": n}) is None
-    await (await runner.start(nap)).result(timeout=60)
+    await (await runner.start(nap)).result(timeout=180)
     assert got == [[0, 1, 2]]
     run = await runner.client.trigger(digest, {"user": "u", "n": 0})
     assert run is None
     await runner.client.trigger(digest, {"user": "u", "n": 1})
     run = await runner.client.trigger(digest, {"user": "u", "n": 2})
     assert run is not None
-    assert await run.result(timeout=60) == [0, 1, 2]
+    assert await run.result(timeout=180) == [0, 1, 2]
     await runner.close()

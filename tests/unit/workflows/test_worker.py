@@ -105,8 +105,8 @@ async def test_an_outage_is_ridden_out() -> None:
         assert "a2" not in calls
         other = await client.submit(two, {"name": "b"})
         outage.on = False
-        assert await run.result(timeout=60) == ["a", "a2"]
-        assert await other.result(timeout=60) == ["b", "b2"]
+        assert await run.result(timeout=180) == ["a", "a2"]
+        assert await other.result(timeout=180) == ["b", "b2"]
     assert calls == {"a": 1, "a2": 1, "b": 1, "b2": 1}
 
 
@@ -124,7 +124,7 @@ async def test_bodies_are_cut_uncharged_when_the_store_is_out_of_reach_for_too_l
         await wait_until_async(lambda: cut.stopped == "cut", description="the body to be cut")
         going["a"].set()
         outage.on = False
-        assert await run.result(timeout=60) == ["a", "a2"]
+        assert await run.result(timeout=180) == ["a", "a2"]
         assert (await run.detail()).deaths == 0
     assert calls == {"a": 2, "a2": 1}
 
@@ -178,7 +178,7 @@ async def test_a_store_that_is_away_at_the_start_is_waited_for() -> None:
     async with working(store, two):
         await wait_until_async(lambda: outage.refused, description="a refusal")
         outage.on = False
-        assert await run.result(timeout=60) == ["a", "a2"]
+        assert await run.result(timeout=180) == ["a", "a2"]
 
 
 async def test_stop_ends_a_worker_that_has_never_reached_its_store() -> None:
@@ -233,7 +233,7 @@ async def test_a_message_that_comes_while_the_run_is_parked_is_not_lost(moment: 
     client = WorkflowClient(sender, poll_interval=0.02)
     async with working(store, wait):
         run = await client.submit(wait)
-        assert await run.result(timeout=60) == "early"
+        assert await run.result(timeout=180) == "early"
     assert parks == 1
 
 
@@ -255,7 +255,7 @@ async def test_a_message_that_comes_just_before_the_run_is_parked_is_not_lost(mo
     client = WorkflowClient(sender, poll_interval=0.02)
     async with working(store, wait):
         run = await client.submit(wait)
-        assert await run.result(timeout=60) == "early"
+        assert await run.result(timeout=180) == "early"
 
 
 async def test_a_lost_park_reply_is_asked_for_again() -> None:
@@ -277,7 +277,7 @@ async def test_a_lost_park_reply_is_asked_for_again() -> None:
         run = await client.submit(wait)
         await wait_until_async(lambda: lost == 2 and not worker.held, description="the run to be parked")
         await run.signal("go", 1)
-        assert await run.result(timeout=60) == 1
+        assert await run.result(timeout=180) == 1
 
 
 async def test_a_run_whose_workers_died_runs_alone_and_then_fails() -> None:
@@ -294,8 +294,8 @@ async def test_a_run_whose_workers_died_runs_alone_and_then_fails() -> None:
         assert len(calls) == 1
         going["b"].set()
         going["a"].set()
-        assert await other.result(timeout=60) == ["b", "b2"]
-        assert await run.result(timeout=60) == ["a", "a2"]
+        assert await other.result(timeout=180) == ["b", "b2"]
+        assert await run.result(timeout=180) == ["a", "a2"]
 
 
 async def test_a_run_that_killed_its_worker_alone_is_failed() -> None:
@@ -307,7 +307,7 @@ async def test_a_run_that_killed_its_worker_alone_is_failed() -> None:
     await _die_with(store, "dead3", alone=True)
     async with working(store.twin(), two):
         with pytest.raises(DurableInvocationError, match="worker died"):
-            await run.result(timeout=60)
+            await run.result(timeout=180)
     assert not calls
 
 
@@ -344,7 +344,7 @@ async def test_a_body_that_does_not_fit_its_journal_is_paused_and_goes_on_after_
     assert error.type.endswith("NonDeterminismError")
     async with working(store, before):
         await run.unpause()
-        assert await run.result(timeout=60) == 1
+        assert await run.result(timeout=180) == 1
     assert calls == {"one": 1}
 
 
@@ -368,7 +368,7 @@ async def test_one_workflow_needs_no_list() -> None:
     worker = WorkflowWorker(two, store=MemoryStore())
     running = asyncio.create_task(worker.run())
     run = await worker.client.submit(two, {"name": "alone"})
-    assert len(await run.result(timeout=60)) == 2
+    assert len(await run.result(timeout=180)) == 2
     worker.stop()
     await running
 

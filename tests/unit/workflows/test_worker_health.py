@@ -95,7 +95,7 @@ async def test_each_way_out_of_a_workers_hands_is_counted() -> None:
     store = MemoryStore()
     client = WorkflowClient(store, poll_interval=0.02)
     async with working(store, add, wait) as worker:
-        await (await client.submit(add, {"one": 1})).result(timeout=60)
+        await (await client.submit(add, {"one": 1})).result(timeout=180)
         failing = await client.submit(add, {"one": -1})
         chain = await client.submit(wait, {"links": 1})
         paused = await client.submit(wait)
@@ -103,7 +103,7 @@ async def test_each_way_out_of_a_workers_hands_is_counted() -> None:
         await wait_until_async(lambda: worker.stats().parked == 3, description="all that wait to be parked")
         await chain.signal("go", 1)
         await chain.signal("go", 2)
-        assert await chain.result(timeout=60) == 2
+        assert await chain.result(timeout=180) == 2
         assert await paused.pause() == "paused"
         assert await cancelled.cancel() == "cancelled"
         await wait_until_async(failing.detail, description="the failed run")
@@ -135,7 +135,7 @@ async def test_what_runs_is_listed() -> None:
         assert all(run.seconds >= 0 for run in stats.runs)
         gate.open.set()
         for run in runs:
-            await run.result(timeout=60)
+            await run.result(timeout=180)
 
 
 async def test_a_store_that_is_away_makes_it_unhealthy_until_it_is_back() -> None:
@@ -216,7 +216,7 @@ async def test_an_egress_that_is_behind_is_told_of() -> None:
     client = WorkflowClient(store)
     async with working(store, add, egress=egress, egress_buffer=3) as worker:
         for number in range(4):
-            await (await client.submit(add, {"one": number})).result(timeout=60)
+            await (await client.submit(add, {"one": number})).result(timeout=180)
         assert worker.health().state == "degraded"
         assert worker.health().reasons == ("the egress is behind: 3 events wait, and worker.client takes no new runs",)
         egress.opened.set()
