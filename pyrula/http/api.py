@@ -41,9 +41,13 @@ class Api:
     async def run(self, name: str, run_id: str, principal: Principal) -> RunHandle[Any]:
         """The run that a path names. RunNotFoundError, also for a run of another workflow or owner."""
         self.check_name(name)
-        origin = await self.client.origin(name, run_id)
-        if origin.name != name or not principal.sees(origin.owner):
-            raise RunNotFoundError(run_id)
+        try:
+            origin = await self.client.origin(name, run_id)
+        except RunNotFoundError:
+            origin = None
+        if origin is None or origin.name != name or not principal.sees(origin.owner):
+            # the same text for all three, or it would tell of others' runs
+            raise RunNotFoundError(run_id, f"workflow {name!r:.100} has none of this id")
         return self.client.handle(name, run_id)
 
     def owner(self, wanted: str | None, principal: Principal) -> str:

@@ -1,7 +1,8 @@
 """What can be done with a run that exists: each operation takes the workflow's name and the run's id.
 
-A run's id is enough to reach it; the name tells how its result is read. An id of any link of a continue_as_new chain
-means its live run. Messages carry an id of the caller's or one made here, so that the store may be asked again.
+A run is reached by its id alone, so the name is compared with the run's own first: a mixed-up id must not cancel the
+run of another workflow. The name tells how a result is read, too. An id of any link of a continue_as_new chain means
+its live run. Messages carry an id of the caller's or one made here, so that the store may be asked again.
 """
 
 import asyncio
@@ -63,6 +64,9 @@ _ANSWER_GRACE: Final = 5.0
 
 _STOPPED: Final = TERMINAL | {RunStatus.PAUSED}
 
+_REMEMBERED: Final = 10_000
+"""Runs of which a client remembers the workflow, so that it asks once a run."""
+
 
 class SendingStore(
     RunSender, ScheduleStore, RunLister, BatchStore, BackfillStore, RecordFinder, RedriveStore, Registry, Protocol
@@ -84,6 +88,7 @@ class RunCalls:
         self._waits: Waits = waits or Polling(store, poll_interval)
         # whoever waits drives the runs, so that there need be no worker
         self._in_process = waits is not None
+        self._workflow_of: dict[str, str] = {}
         self._opened = False
         self._opening: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
@@ -98,9 +103,24 @@ class RunCalls:
                 await self.store.open()
                 self._opened = True
 
-    async def _deliver(self, run_id: str | RunRef, message: Message) -> Delivered:
+    async def _run(self, name: Named, run_id: str | RunRef) -> str:
+        """The run's id, once it is known to be of this workflow. RunNotFoundError. Opens the store."""
         await self._open()
-        delivered = await self.store.deliver(str(run_id), message)
+        wanted, text = name if isinstance(name, str) else name.name, str(run_id)
+        chain = RunId.parse(text).chain
+        if self._workflow_of.get(chain) != wanted:
+            found = (await self.origin(name, text)).name
+            if found != wanted:
+                raise RunNotFoundError(text, f"it is of workflow {found!r:.100}, not of {wanted!r:.100}")
+        return text
+
+    def _remember(self, run_id: str, workflow: str) -> None:
+        while len(self._workflow_of) >= _REMEMBERED:
+            del self._workflow_of[next(iter(self._workflow_of))]
+        self._workflow_of[run_id] = workflow
+
+    async def _deliver(self, name: Named, run_id: str | RunRef, message: Message) -> Delivered:
+        delivered = await self.store.deliver(await self._run(name, run_id), message)
         await self._waits.sent(delivered.run_id)
         return delivered
 
@@ -110,20 +130,20 @@ class RunCalls:
         """Wake `ctx.wait_for_signal(signal)`, or be kept until the body waits. A repeat of `signal_id` does nothing.
 
         Raises RunFinishedError, RunNotFoundError."""
-        await self._deliver(run_id, signal_message(signal, payload, signal_id))
+        await self._deliver(name, run_id, signal_message(signal, payload, signal_id))
 
     async def query(self, name: Named, run_id: str | RunRef, query: str, /, *args: Any, **kwargs: Any) -> Any:
         """Read state through `ctx.on_query`; writes nothing. QueryError for a name the run doesn't know."""
         checked_text(query, "a query's name")
         payload = encode_query(args, kwargs, f"query {query!r}")
-        asked = Query(secrets.token_hex(16), str(run_id), query, payload)
-        await self._open()
+        asked = Query(secrets.token_hex(16), await self._run(name, run_id), query, payload)
         await self.store.ask(asked.run_id, asked, seconds=self._query_timeout)
         await self._waits.sent(asked.run_id)
         patience = self._query_timeout + _ANSWER_GRACE
         answer = await self._waits.until(asked.run_id, lambda: self.store.read_answer(asked), patience)
         if answer is None:
-            message = f"no worker of this workflow answered within {self._query_timeout:g} s"
+            asked_for = f"query_timeout={self._query_timeout:g}"
+            message = f"no worker of this workflow answered within {patience:g} s ({asked_for})"
             raise QueryTimeout(asked.run_id, query, "", message)
         value, failure = read_answer(answer)
         if failure is not None:
@@ -148,7 +168,7 @@ class RunCalls:
         update_id = secrets.token_hex(16) if update_id is None else checked_text(update_id, "update_id")
         seconds = seconds_or_none(timeout, "update(timeout=)")
         message = Message("update", update_id, update, encode_payload(payload, f"update {update!r}"))
-        delivered = await self._deliver(run_id, message)
+        delivered = await self._deliver(name, run_id, message)
         applied = delivered.applied
         if applied is None:
             applied = await self._waits.until(
@@ -179,25 +199,30 @@ class RunCalls:
         if wait_id is not None:
             checked_text(wait_id, "wait_id")
         payload = encode_resume(action, value, "an interrupt's answer")
-        await self._deliver(run_id, Message("resume", secrets.token_hex(16), wait_id or "", payload))
+        await self._deliver(name, run_id, Message("resume", secrets.token_hex(16), wait_id or "", payload))
 
     async def cancel(self, name: Named, run_id: str | RunRef, timeout: float | timedelta | None = 10.0) -> RunStatus:
         """Stop the run at its next step. The status that led to: a terminal one, or the present one when the body is
         still at it after `timeout` seconds; the request stays. A run that had ended stays as it is."""
-        return await self._stop(run_id, Message("cancel", "cancel"), timeout, TERMINAL)
+        return await self._stop(name, run_id, Message("cancel", "cancel"), timeout, TERMINAL)
 
     async def pause(
         self, name: Named, run_id: str | RunRef, reason: str = "", *, timeout: float | timedelta | None = 10.0
     ) -> RunStatus:
         """Stop the run before its next operation, until `unpause`. The status that led to, as with `cancel`."""
         failure = encode_failure(Failure("", reason or "paused by a client"))
-        return await self._stop(run_id, Message("pause", "pause", payload=failure), timeout, _STOPPED)
+        return await self._stop(name, run_id, Message("pause", "pause", payload=failure), timeout, _STOPPED)
 
     async def _stop(
-        self, run_id: str | RunRef, message: Message, timeout: float | timedelta | None, ends: frozenset[RunStatus]
+        self,
+        name: Named,
+        run_id: str | RunRef,
+        message: Message,
+        timeout: float | timedelta | None,
+        ends: frozenset[RunStatus],
     ) -> RunStatus:
         seconds = seconds_or_none(timeout, f"{message.kind}(timeout=)")
-        delivered = await self._deliver(run_id, message)
+        delivered = await self._deliver(name, run_id, message)
         if delivered.status in ends or seconds == 0:
             return delivered.status
         present = delivered.status
@@ -212,21 +237,20 @@ class RunCalls:
 
     async def unpause(self, name: Named, run_id: str | RunRef) -> RunStatus:
         """Let a paused run go on. TransitionRefused for one that isn't paused."""
-        return await self._moved(run_id, self.store.unpause)
+        return await self._moved(name, run_id, self.store.unpause)
 
     async def retry(self, name: Named, run_id: str | RunRef) -> RunStatus:
         """Run a failed or cancelled run again; steps that succeeded keep their results. TransitionRefused otherwise."""
-        return await self._moved(run_id, self.store.retry)
+        return await self._moved(name, run_id, self.store.retry)
 
-    async def _moved(self, run_id: str | RunRef, verb: Callable[[str], Any]) -> RunStatus:
-        await self._open()
-        status: RunStatus = await verb(str(run_id))
-        await self._waits.sent(str(run_id))
+    async def _moved(self, name: Named, run_id: str | RunRef, verb: Callable[[str], Any]) -> RunStatus:
+        run = await self._run(name, run_id)
+        status: RunStatus = await verb(run)
+        await self._waits.sent(run)
         return status
 
     async def status(self, name: Named, run_id: str | RunRef) -> RunStatus:
-        await self._open()
-        return await self.store.status(str(run_id))
+        return await self.store.status(await self._run(name, run_id))
 
     @overload
     async def result(
@@ -261,10 +285,10 @@ class RunCalls:
         `on_interrupt` is shown the interrupts that the run waits on meanwhile, and gives the answers. Raises
         DurableInvocationError, DurableInvocationCancelled, or DurableInvocationTimeout after `timeout` seconds."""
         seconds = seconds_or_none(timeout, "result(timeout=)")
-        await self._open()
-        found = await self._finished(name, str(run_id), seconds, on_interrupt)
+        run = await self._run(name, run_id)
+        found = await self._finished(name, run, seconds, on_interrupt)
         if found is None:
-            raise DurableInvocationTimeout(str(run_id), await self._status_now(str(run_id)), seconds or 0.0)
+            raise DurableInvocationTimeout(run, await self._status_now(run), seconds or 0.0)
         if found.status is RunStatus.CANCELLED:
             raise DurableInvocationCancelled(found.run_id)
         if found.status is not RunStatus.COMPLETED:
@@ -303,38 +327,37 @@ class RunCalls:
 
     async def events(self, name: Named, run_id: str | RunRef) -> list[Event]:
         """What happened to the live run, oldest first."""
-        await self._open()
-        return in_order(await self.store.events(str(run_id)))
+        return in_order(await self.store.events(await self._run(name, run_id)))
 
     async def events_of(self, name: Named, run_id: str | RunRef, *, start: int = 0) -> list[Event]:
         """What happened to exactly this link of its chain, from event number `start` (0 is the first) on, in the order
         written: to read on where an earlier call ended. After a `continued_as_new` go on with the run it names."""
-        await self._open()
-        return [decode_event(row) for row in await self.store.events_of(str(run_id), start)]
+        return [decode_event(row) for row in await self.store.events_of(await self._run(name, run_id), start)]
 
     async def origin(self, name: Named, run_id: str | RunRef) -> Origin:
-        """The workflow's name and the owner that the run was submitted with."""
+        """The workflow's name and the owner that the run was submitted with. `name` isn't compared: this tells it."""
         await self._open()
-        return await self.store.origin(str(run_id))
+        origin = await self.store.origin(str(run_id))
+        self._remember(RunId.parse(str(run_id)).chain, origin.name)
+        return origin
 
     async def history(self, name: Named, run_id: str | RunRef, *, link: int | None = None) -> History:
         """The live run's journal, params and version, to be replayed; `link` asks for an earlier run of its chain."""
-        await self._open()
+        run = await self._run(name, run_id)
         if link is None:
-            return await self.store.history((await self.store.detail(str(run_id))).run_id)
-        return await self.store.history(str(RunId.parse(str(run_id))._replace(link=link)))
+            return await self.store.history((await self.store.detail(run)).run_id)
+        return await self.store.history(str(RunId.parse(run)._replace(link=link)))
 
     async def detail(self, name: Named, run_id: str | RunRef) -> RunReport:
         """All that can be told of the run."""
-        await self._open()
-        return report_of(await self.store.detail(str(run_id)))
+        return report_of(await self.store.detail(await self._run(name, run_id)))
 
     async def explain(self, name: Named, run_id: str | RunRef) -> RunExplanation:
         """Why the run isn't running, in one sentence and as data."""
-        await self._open()
-        detail = await self.store.detail(str(run_id))
+        run = await self._run(name, run_id)
+        detail = await self.store.detail(run)
         try:
-            outlook = await self.store.outlook(str(run_id))
+            outlook = await self.store.outlook(run)
         except RunNotFoundError:
             return explained(detail, None, None)  # a record's run: its partition has it
         served = None

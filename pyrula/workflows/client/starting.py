@@ -32,6 +32,7 @@ from pyrula.workflows.model import MAX_VALUE
 from pyrula.workflows.naming import meant, names_checked
 from pyrula.workflows.params import Params, encode_unchecked
 from pyrula.workflows.stamps import stamp_of
+from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.messages import Message
 from pyrula.workflows.store.redrive import Letter
 from pyrula.workflows.store.registry import Enlisted, misfits
@@ -314,6 +315,7 @@ class WorkflowClient(TriggerCalls):
                 idempotency_key,
                 submitted.run_id,
             )
+        self._remember(RunId.parse(submitted.run_id).chain, name)
         await self._waits.sent(submitted.run_id)
         return RunHandle(self, named, submitted.run_id, submitted)
 
