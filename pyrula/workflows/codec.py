@@ -311,7 +311,7 @@ class _TypedCodec(Codec):
             changed = difference(value, decoded)
         except Exception as error:
             raise SerializationError(
-                f"{what}: the value doesn't come back from its JSON as {_text(self.annotation)}: {error}"
+                f"{what}: the value doesn't come back from its JSON as {_text(self.annotation)}: {_why(error)}"
             ) from error
         if changed is None and _LONG_NUMBER in data.translate(_DIGITS_TO_0) and not _is_stable(data):
             changed = " has an int of more than 64 bits; declare it as a Decimal or a str"
@@ -325,7 +325,7 @@ class _TypedCodec(Codec):
         try:
             return self._decode(data)
         except Exception as error:
-            raise SerializationError(f"{what} is no {_text(self.annotation)} in JSON: {error}") from error
+            raise SerializationError(f"{what} is no {_text(self.annotation)} in JSON: {_why(error)}") from error
 
     def _decode(self, data: bytes) -> Any:
         return self._validate_json(data, by_alias=False, by_name=True) if self._by_name else self._validate_json(data)
@@ -369,8 +369,19 @@ def _aliases_differ(schema: Any) -> bool:
 
 
 def _is_stable(data: bytes) -> bool:
-    """Whether orjson reads the numbers as they are; longer ones it rounds to floats."""
-    return _marshal_dumps(pydantic_core.from_json(data), 2) == _marshal_dumps(loads(data), 2)
+    """Whether orjson reads the numbers as they are; longer ones it rounds to floats, and refuses what is none."""
+    try:
+        return _marshal_dumps(pydantic_core.from_json(data), 2) == _marshal_dumps(loads(data), 2)
+    except JSONDecodeError:
+        return False
+
+
+def _why(error: Exception) -> str:
+    """Without pydantic's heading and links, and without values, which may be secret."""
+    if not isinstance(error, pydantic.ValidationError):
+        return str(error)
+    wrong = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in wrong[:3])
 
 
 def _special_name(value: float) -> str:

@@ -5,11 +5,12 @@ through: a tuple becomes a list unless a tuple is declared, an int as a key its 
 the equal float where a float is declared. What isn't data isn't compared: a model's private attributes and which of its
 fields were given explicitly, a dataclass's attributes beside its fields, the name of a time zone (its offset is).
 
-`plain` gives the JSON form of a value that has no annotation, under the same rules.
+`plain` gives the JSON form of a value that has no annotation, under the same rules. `not_finite` finds what JSON has no
+form for.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -18,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-__all__ = ["NotPlain", "difference", "plain"]
+__all__ = ["NotPlain", "difference", "not_finite", "plain"]
 
 _EXACT = frozenset((str, int, bool, type(None), bytes))
 _EQUAL = _EXACT | {float}
@@ -58,6 +59,23 @@ def _plain_dict(value: dict[Any, Any], path: str) -> dict[str, Any]:
             raise NotPlain(f"the keys {text!r} and {text}, one key there,{_at(path)}")
         form[text] = plain(item, f"{path}[{key!r}]")
     return form
+
+
+def not_finite(value: Any, path: str = "") -> tuple[str, float] | None:
+    """The first NaN or infinity in a value, and where it is, as in `order.lines.0.cents`."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else (path, value)
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, BaseModel):
+        items = [(name, getattr(value, name)) for name in type(value).model_fields]
+    elif isinstance(value, Mapping):
+        items = value.items()
+    elif is_dataclass(value):
+        items = [(field.name, getattr(value, field.name, None)) for field in fields(value)]
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    places = (not_finite(inner, f"{path}.{name}" if path else str(name)) for name, inner in items)
+    return next((place for place in places if place is not None), None)
 
 
 def difference(before: Any, after: Any) -> str | None:

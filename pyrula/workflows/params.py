@@ -14,7 +14,8 @@ from typing_extensions import TypedDict  # pydantic takes typing's own from Pyth
 
 from pyrula.workflows.codec import Codec, encode_message
 from pyrula.workflows.definition import WorkflowDefinition
-from pyrula.workflows.errors import ConfigurationError
+from pyrula.workflows.errors import ConfigurationError, SerializationError
+from pyrula.workflows.likeness import not_finite
 from pyrula.workflows.model import MAX_VALUE
 
 __all__ = ["Params", "ParamsError", "encode_unchecked"]
@@ -85,7 +86,8 @@ class Params:
         return found
 
     def encode(self, params: object) -> bytes:
-        """ParamsError naming workflow and field; SerializationError for what is too large or doesn't survive JSON."""
+        """ParamsError naming workflow and field, also for a NaN or infinity; SerializationError for what is too large or
+        doesn't survive JSON."""
         given = _fields(params, self._name)
         if self._names is not None and (unknown := sorted(given.keys() - self._names)):
             known = ", ".join(sorted(self._names)) or "none"
@@ -95,7 +97,12 @@ class Params:
             validated = self._adapter.validate_python(given, by_alias=True, by_name=True)
         except ValidationError as error:
             raise ParamsError(self._name, _problems(error)) from error
-        return self._codec.encode(validated, f"{self._what}: its params", MAX_VALUE)[0]
+        try:
+            return self._codec.encode(validated, f"{self._what}: its params", MAX_VALUE)[0]
+        except SerializationError:
+            if (place := not_finite(validated)) is None:
+                raise
+            raise ParamsError(self._name, [(place[0], f"{place[1]!r} has no form in JSON")]) from None
 
     def decode(self, data: bytes) -> dict[str, Any]:
         """ParamsError naming workflow and field."""

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyrula.workflows import (
     WorkflowWorker,
     workflow,
 )
+from pyrula.workflows.params import ParamsError
 from pyrula.workflows.store.messages import Change, End
 
 
@@ -37,6 +39,10 @@ async def order(ctx: object, items: list[Item], note: str | None = None, *, at: 
 
 @workflow(name="client_open")
 async def takes_more(ctx: object, known: int = 0, **more: Any) -> None: ...
+
+
+@workflow(name="starting_weigh")
+async def weigh(ctx: object, weight: float, more: Any = None) -> None: ...
 
 
 @pytest.fixture
@@ -91,6 +97,30 @@ async def test_value_error_names_workflow_and_field(client: WorkflowClient, para
         await client.submit(order, params)
     with pytest.raises(ValueError, match=f"workflow 'client_order'.*{told}"):
         await client.signal_with_start("client_order", params, "go", idempotency_key="k")
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({"weight": math.nan}, "weight: nan has no form in JSON"),
+        ({"weight": 1.0, "more": {"a": [1.0, math.inf]}}, "more.a.1: inf has no form in JSON"),
+        ({"weight": 1.0, "more": {1, 2}}, None),
+    ],
+)
+async def test_a_number_that_json_lacks_is_named_with_its_field(
+    client: WorkflowClient, params: dict[str, Any], told: str | None
+) -> None:
+    with pytest.raises(ParamsError if told else SerializationError) as caught:
+        await client.submit("starting_weigh", params)
+    assert told is None or str(caught.value) == f"workflow 'starting_weigh', {told}"
+    assert "\n" not in str(caught.value)
+    assert "https://" not in str(caught.value)
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+async def test_a_number_that_json_readers_round_is_refused(client: WorkflowClient, digits: int) -> None:
+    with pytest.raises(SerializationError, match=r"^workflow 'starting_weigh': its params: "):
+        await client.submit("starting_weigh", {"weight": 1.0, "more": 10**digits})
 
 
 async def test_values_are_not_told_in_errors(client: WorkflowClient) -> None:
