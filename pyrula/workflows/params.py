@@ -86,7 +86,7 @@ class Params:
         return found
 
     def encode(self, params: object) -> bytes:
-        """ParamsError naming workflow and field, also for a NaN or infinity; SerializationError for what is too large or
+        """ParamsError naming workflow and field, also of a NaN or infinity; SerializationError for what is too large or
         doesn't survive JSON."""
         given = _fields(params, self._name)
         if self._names is not None and (unknown := sorted(given.keys() - self._names)):
