@@ -2,10 +2,12 @@
 
 Rules: nothing moves but in a call on a handle or the client, and no task outlives such a call. A call that starts or
 tells a run drives all runs until none can go on; one that waits for a run drives on, over sleeps and time-outs too,
-until what it waits for is there. Runs park at each wait, so that where they are is in the store alone.
+until what it waits for is there. Runs park at each wait, so that where they are is in the store alone. Whoever waits
+for a paused run is told so by the log, since nothing that time does lets it go on.
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -20,8 +22,10 @@ from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.execution import Output
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.store.batches import Buffer
+from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.memory import MemoryStore
 from pyrula.workflows.store.messages import Wait
+from pyrula.workflows.store.payloads import read_failure
 from pyrula.workflows.store.runs import RunStore, Subscription
 from pyrula.workflows.worker.answers import Answers
 from pyrula.workflows.worker.beats import Heartbeat
@@ -33,6 +37,8 @@ from pyrula.workflows.worker.served import Served
 from pyrula.workflows.worker.triggers import Triggers
 
 __all__ = ["Driver", "InlineWorkflowRunner", "Starter"]
+
+log = logging.getLogger("pyrula.workflows")
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -141,7 +147,7 @@ class Driver:
                     return found[0] if found else None
                 self._moved.set()
                 await asyncio.sleep(_POLL_SECONDS)
-            await self._drive(self._waited_for(there, limit, woken))
+            await self._drive(self._waited_for(run_id, there, limit, woken))
         return found[0] if found else None
 
     async def _drive(self, work: Coroutine[Any, Any, None]) -> None:
@@ -220,8 +226,9 @@ class Driver:
             await woken_within(self._moved if woken is None else woken, pause)
 
     async def _waited_for(
-        self, there: Callable[[], Awaitable[bool]], limit: float | None, woken: asyncio.Event | None
+        self, run_id: str, there: Callable[[], Awaitable[bool]], limit: float | None, woken: asyncio.Event | None
     ) -> None:
+        told = False
         while True:
             moves = await self._go_on()
             if woken is not None:
@@ -231,10 +238,20 @@ class Driver:
             left = None if limit is None else limit - self.clock.monotonic()
             if left is not None and left <= 0:
                 return
+            if not moves and not told:
+                told = await self._tell_paused(run_id)
             if moves:
                 await self._until_moved(left, woken)
             elif not await self.pass_time(left, woken):
                 return
+
+    async def _tell_paused(self, run_id: str) -> bool:
+        detail = await self.store.detail(run_id)
+        if detail.status is not RunStatus.PAUSED:
+            return False
+        why = "" if detail.error is None else f" ({read_failure(detail.error).message})"
+        log.warning("run %s is paused%s: who waits for it waits until somebody unpauses it", detail.run_id, why)
+        return True
 
     async def next_due(self) -> float | None:
         """When a run or a batch falls due next."""

@@ -50,9 +50,7 @@ class Firing:
             await asyncio.sleep(self._interval)
 
     async def declare(self) -> None:
-        """Keep the schedules that the served workflows declare, and drop those which they don't declare any more.
-
-        Raises ConfigurationError for a workflow that can't be started without params."""
+        """Keep the schedules that the served workflows declare, and drop those which they don't declare any more."""
         kept = {schedule.id: schedule for schedule in await self._store.schedules()}
         for name in {name for name, _ in self._served.pairs}:
             definition = self._served.find(name, None)
@@ -63,10 +61,6 @@ class Firing:
                 if present is not None:
                     await self._store.delete_schedule(schedule_id)
                 continue
-            try:
-                Params.of(definition).encode({})
-            except ValueError as error:
-                raise ConfigurationError(f"{error}; schedule= starts it without params") from error
             plan = Plan(workflow=name, trigger=definition.schedule).encode()
             if present is None or present.spec != plan:
                 due = first_fire(definition.schedule, self._store.now())

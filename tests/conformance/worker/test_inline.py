@@ -101,3 +101,14 @@ async def test_another_process_goes_on_with_the_runs(runner: InlineWorkflowRunne
 async def test_it_takes_what_a_client_has_submitted(runner: InlineWorkflowRunner) -> None:
     run = await runner.client.submit("inline_nap", {"seconds": 0})
     assert await run.result(timeout=180) == "after"
+
+
+async def test_who_waits_for_a_paused_run_is_told_by_the_log(
+    runner: InlineWorkflowRunner, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = await runner.start(basket, {"name": "a"})
+    await run.pause("the bank is closed")
+    with pytest.raises(DurableInvocationTimeout, match=r"hasn't ended within 0\.3 s \(status paused\)"):
+        await run.result(timeout=0.3)
+    told = [record.getMessage() for record in caplog.records if "paused" in record.getMessage()]
+    assert told == [f"run {run} is paused (the bank is closed): who waits for it waits until somebody unpauses it"]

@@ -67,5 +67,6 @@ async def test_a_declared_schedule_needs_no_params() -> None:
     async def needy(ctx: Context, cents: int) -> None:
         return None
 
+    # when it is made, and not when its time has come
     with pytest.raises(ConfigurationError, match=r"worker_needy.*cents.*without params"):
-        await WorkflowWorker([needy], store=MemoryStore()).run()
+        WorkflowWorker([needy], store=MemoryStore())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pyrula.workflows import (
+    Collect,
     ConfigurationError,
     Context,
     DurableInvocationError,
@@ -434,3 +435,17 @@ def test_a_signal_drains_the_worker(number: signal.Signals) -> None:
         process.send_signal(number)
         rest = process.stdout.read()
         assert (process.wait(timeout=60), rest) == (0, "done\nended\n")
+
+
+def test_a_trigger_that_gives_the_body_less_than_it_needs_is_told_when_the_worker_is_made() -> None:
+    @workflow(name="wk_batch", trigger=Collect("user", 3, 1))
+    async def batch(ctx: Context, events: list[Any], user: str, note: str = "") -> None:
+        return None
+
+    @workflow(name="wk_batch_of_less", trigger=Collect("user", 3, 1))
+    async def of_less(ctx: Context, count: int, note: str = "") -> None:
+        return None
+
+    with pytest.raises(ConfigurationError, match=r"'wk_batch': its trigger= .* so nobody gives user: "):
+        WorkflowWorker([batch], store=MemoryStore())
+    WorkflowWorker([of_less], store=MemoryStore())
