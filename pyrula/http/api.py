@@ -12,6 +12,7 @@ from pyrula.http.tokens import Principal
 from pyrula.http.waiting import Closing
 from pyrula.workflows.client import RunHandle, ScheduleInfo, ScheduleNotFoundError, WorkflowClient
 from pyrula.workflows.definition import WorkflowDefinition, registered_definitions
+from pyrula.workflows.naming import meant
 from pyrula.workflows.store.refusals import RunNotFoundError
 
 __all__ = ["Api", "scoped", "unscoped"]
@@ -37,6 +38,13 @@ class Api:
         """Any workflow may be started, unless the API is for some only."""
         if self._workflows is not None and name not in self._workflows:
             raise Refusal("NotFound", f"this API has no workflow {name!r:.100}")
+
+    def note_on(self, name: str) -> str | None:
+        """What to tell of a workflow that is only known by name."""
+        if name in self.definitions():
+            return None
+        hint = meant(name, self.definitions())
+        return f"the server hasn't imported workflow {name!r:.100}: params unchecked, no version, no flow control{hint}"
 
     async def run(self, name: str, run_id: str, principal: Principal) -> RunHandle[Any]:
         """The run that a path names. RunNotFoundError, also for a run of another workflow or owner."""

@@ -26,7 +26,7 @@ from pyrula.http.metrics import Measured, Meters, MetricRoutes
 from pyrula.http.openapi import describe_workflows
 from pyrula.http.problems import problem_of
 from pyrula.http.router import bare_router, run_routes
-from pyrula.http.routing import needs
+from pyrula.http.routing import Routes
 from pyrula.http.tokens import Role, Tokens
 from pyrula.http.waiting import Closing
 from pyrula.kafka import KafkaWorker
@@ -95,7 +95,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.access, app.closing = access, closing
-    router = bare_router(access, max_body)
+    router = bare_router(access, api, max_body)
     run_routes(router, api, on_stream=meters.streams.inc)
     FleetRoutes(lambda: app.worker).add_to(router)
     HealthRoutes(api, lambda: app.watched).add_to(router)
@@ -104,9 +104,7 @@ def create_app(
     async def openapi() -> Response:
         return JSONResponse(app.openapi())
 
-    router.add_api_route(
-        "/openapi.json", openapi, methods=["GET"], include_in_schema=False, openapi_extra=needs(Role.READ)
-    )
+    Routes(router).add("GET /openapi.json", openapi, "This document", Role.READ, shown=False)
     app.include_router(router)
     describe_workflows(app, definitions=api.definitions)
     app.add_exception_handler(HTTPException, _unrouted)

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from pyrula.http.api import Api
 from pyrula.http.models import Explanation
-from pyrula.http.routing import Caller, errors, needs
-from pyrula.http.runs import Name, RunIdPath
+from pyrula.http.named import Caller, Run
+from pyrula.http.routing import Routes, errors
 from pyrula.http.tokens import Principal, Role
 from pyrula.http.views import answer
 from pyrula.workflows.client import RunExplanation, RunHandle
@@ -28,18 +28,10 @@ class ExplainRoutes:
         self._api = api
 
     def add_to(self, router: APIRouter) -> None:
-        router.add_api_route(
-            "/{name}/runs/{run_id}/explain",
-            self.explain,
-            methods=["GET"],
-            summary="Why a run isn't running",
-            response_model=Explanation,
-            responses=errors(404),
-            openapi_extra=needs(Role.READ),
-        )
+        route, why = "GET /{name}/runs/{run_id}/explain", "Why a run isn't running"
+        Routes(router).add(route, self.explain, why, Role.READ, Explanation, others=errors(404))
 
-    async def explain(self, name: Name, run_id: RunIdPath, caller: Caller) -> Response:
-        run = await self._api.run(name, run_id, caller)
+    async def explain(self, run: Run, caller: Caller) -> Response:
         told = await run.explain()
         if caller.owner is not None and told.limit is not None:
             told = await self._without_others(run, told, caller)

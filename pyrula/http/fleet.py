@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from pyrula.http.routing import needs
+from pyrula.http.routing import Routes
 from pyrula.http.tokens import Role
 from pyrula.http.views import answer
 from pyrula.kafka import BindingStats, Health, KafkaWorker
@@ -69,23 +69,10 @@ class FleetRoutes:
         self._worker = worker
 
     def add_to(self, router: APIRouter) -> None:
-        router.add_api_route(
-            "/bindings",
-            self.bindings,
-            methods=["GET"],
-            summary="The bindings of this process's worker: lag, counters, health",
-            response_model=Bindings,
-            openapi_extra=needs(Role.READ, all_owners=True),
-        )
-
-        router.add_api_route(
-            "/worker",
-            self.worker,
-            methods=["GET"],
-            summary="How this process's worker is, and why",
-            response_model=WorkerRow,
-            openapi_extra=needs(Role.READ, all_owners=True),
-        )
+        routes = Routes(router, all_owners=True)
+        bound = "The bindings of this process's worker: lag, counters, health"
+        routes.add("GET /bindings", self.bindings, bound, Role.READ, Bindings)
+        routes.add("GET /worker", self.worker, "How this process's worker is, and why", Role.READ, WorkerRow)
 
     async def worker(self) -> Response:
         worker = self._worker()

@@ -2,7 +2,8 @@
 
 Rules: a position is a link of the chain and how many of its events were read; it is what a client sends back after a
 break, and holds in any process. Events are read from the store by number, so that a worker's death, a wake-up that got
-lost or a server that was restarted leave no gap and repeat nothing.
+lost or a server that was restarted leave no gap and repeat nothing. They are read page by page, however many there are:
+of a long history no more is held than a page of it, of which an item of 1 MiB is as much as thousands of small ones.
 """
 
 import asyncio
@@ -11,12 +12,18 @@ from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
 from pyrula.workflows.client import WorkflowClient
-from pyrula.workflows.store.events import Event
+from pyrula.workflows.codec import dumps
+from pyrula.workflows.store.events import Event, InOrder
 from pyrula.workflows.store.ids import RunId
+from pyrula.workflows.store.record_changes import RecordId
 from pyrula.workflows.store.runs import Result
 
-__all__ = ["Ended", "Happened", "Position", "follow"]
+__all__ = ["Ended", "Happened", "Position", "follow", "told"]
 
+_FIRST_PAGE: Final = 8
+_LONGEST_PAGE: Final = 512
+_SMALL: Final = 64 * 1024
+_LARGE: Final = 512 * 1024
 _POSITION: Final = re.compile(r"([1-9]\d{0,8})-(\d{1,12})(\.end)?", re.ASCII)
 
 
@@ -56,13 +63,45 @@ class Ended(NamedTuple):
     result: Result
 
 
+class Pages:
+    """Reads the events of one link after the other: as many at once as are small together."""
+
+    def __init__(self, client: WorkflowClient, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._length = _FIRST_PAGE
+
+    async def read(self, link: str, start: int) -> list[Event]:
+        """Of this link, from number `start` on; none if there are no more by now."""
+        events = await self._client.events_of(self._name, link, start=start, limit=self._length)
+        size = sum(len(dumps(event.data)) for event in events)
+        if size > _LARGE:
+            self._length = max(1, self._length // 4)
+        elif size < _SMALL and len(events) == self._length:
+            self._length = min(_LONGEST_PAGE, self._length * 4)
+        return events
+
+
+async def told(client: WorkflowClient, name: str, run_id: str) -> AsyncGenerator[list[Event], None]:
+    """What happened to the live link so far, in the order in which it happened, page by page."""
+    if RecordId.parse(run_id) is not None:
+        # its worker may have them, and not the store
+        yield await client.events(name, run_id)
+        return
+    link, pages, order, number = (await client.detail(name, run_id)).run_id, Pages(client, name), InOrder(), 0
+    while events := await pages.read(link, number):
+        number += len(events)
+        yield order.take(events)
+    yield order.rest()
+
+
 async def follow(
     client: WorkflowClient, name: str, run_id: str, after: Position, *, poll_interval: float = 1.0
 ) -> AsyncGenerator[Happened | Ended | None, None]:
     """What happened after this position, and then what happens, until the run ends. None each time nothing has happened
     for `poll_interval` seconds. RunNotFoundError when the run is gone, or never was."""
     run = RunId.parse(run_id)
-    at, sure = after._replace(ended=False), False
+    at, sure, pages = after._replace(ended=False), False, Pages(client, name)
     changed = asyncio.Event()
     await client.origin(name, run_id)
     subscription = client.store.on_change(run_id, changed.set)
@@ -72,7 +111,7 @@ async def follow(
             # first the result: then all events of a run that has one are there
             result = await client.store.result(run_id)
             link = str(run._replace(link=at.link))
-            events = await client.events_of(name, link, start=at.number)
+            events = await pages.read(link, at.number)
             for event in events:
                 at = at._replace(number=at.number + 1)
                 if event.type == "continued_as_new":

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from pyrula.http.api import Api
-from pyrula.http.routing import also, open_to_all
+from pyrula.http.routing import Routes, also
 from pyrula.http.views import answer
-from pyrula.workflows.errors import PyrulaError
+from pyrula.workflows.errors import ConfigurationError, PyrulaError
 from pyrula.workflows.store.refusals import RunNotFoundError
 
 __all__ = ["HealthRoutes", "Watched"]
@@ -48,19 +48,9 @@ class HealthRoutes:
         self._watched = watched
 
     def add_to(self, router: APIRouter) -> None:
-        for path, function, summary in (
-            ("/healthz", self.healthz, "Whether this process works"),
-            ("/readyz", self.readyz, "Whether it should get requests"),
-        ):
-            router.add_api_route(
-                path,
-                function,
-                methods=["GET"],
-                summary=summary,
-                response_model=Health,
-                responses=also(503, "Not so", Health),
-                openapi_extra=open_to_all(),
-            )
+        routes, not_so = Routes(router), also(503, "Not so", Health)
+        routes.add("GET /healthz", self.healthz, "Whether this process works", None, Health, others=not_so)
+        routes.add("GET /readyz", self.readyz, "Whether it should get requests", None, Health, others=not_so)
 
     async def healthz(self) -> Response:
         watched = self._watched()
@@ -69,22 +59,24 @@ class HealthRoutes:
 
     async def readyz(self) -> Response:
         watched = self._watched()
-        parts = {"store": "healthy" if await self._store_answers() else "unreachable"}
+        parts = {"store": await self._store()}
         if watched is not None:
             parts["worker"] = "ended" if watched.ended else watched.state()
         if self._api.closing.begun:
             parts["server"] = "stopping"
         return _said(all(state in _WORKING for state in parts.values()), parts)
 
-    async def _store_answers(self) -> bool:
+    async def _store(self) -> str:
         try:
             async with asyncio.timeout(_STORE_SECONDS):
                 await self._api.client.origin("", _NO_RUN)
         except RunNotFoundError:
-            return True
+            return "healthy"
+        except ConfigurationError:
+            return "misconfigured"
         except (PyrulaError, TimeoutError):
-            return False
-        return True
+            return "unreachable"
+        return "healthy"
 
 
 def _said(ok: bool, parts: dict[str, str]) -> Response:

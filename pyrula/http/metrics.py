@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyrula.http.api import Api
-from pyrula.http.routing import needs
+from pyrula.http.routing import Routes
 from pyrula.http.tokens import Role
 from pyrula.kafka import BindingStats, KafkaWorker
 from pyrula.workflows.worker import WorkflowWorker
@@ -97,14 +97,8 @@ class MetricRoutes:
         self._worker = worker
 
     def add_to(self, router: APIRouter) -> None:
-        router.add_api_route(
-            "/metrics",
-            self.metrics,
-            methods=["GET"],
-            summary="For Prometheus",
-            response_class=_Exposition,
-            openapi_extra=needs(Role.READ, all_owners=True),
-        )
+        routes = Routes(router, all_owners=True)
+        routes.add("GET /metrics", self.metrics, "For Prometheus", Role.READ, response_class=_Exposition)
 
     async def metrics(self) -> Response:
         counts = await self._api.client.counts()

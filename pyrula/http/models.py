@@ -5,27 +5,36 @@ as the store has the JSON, not through these models: they only describe it.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from pyrula.workflows.store.lifecycle import RunStatus
+from pyrula.workflows.store.listing import MAX_LIMIT
 
 __all__ = [
     "MAX_WAIT",
+    "AllRuns",
     "Backfill",
     "Counts",
     "EventRow",
     "Explanation",
+    "MadeBackfill",
+    "MadeSchedule",
     "NewBackfill",
     "NewSchedule",
+    "NewTrigger",
+    "OpenBatch",
     "Page",
     "PauseRequest",
     "QueryRequest",
+    "RedriveRequest",
     "ResumeRequest",
     "RunDetail",
     "RunId",
     "RunState",
+    "RunsOfName",
     "ScheduleRow",
     "SignalRequest",
     "SubmitRequest",
@@ -59,7 +68,7 @@ class SubmitRequest(_Request):
     idempotency_key: Text | None = Field(None, description="or the header Idempotency-Key")
     owner: Text | None = Field(None, description="of a token for one owner: that one")
     metadata: Any = None
-    priority: int = Field(0, ge=-100, le=100)
+    priority: int = Field(0, ge=-100, le=100, strict=True)
     signal: SignalRequest | None = Field(
         None, description="signal_with_start: sent to the run of this idempotency key, which is queued first if needed"
     )
@@ -95,19 +104,24 @@ class PauseRequest(_Request):
     timeout: Wait = 10.0
 
 
-class CronTrigger(_Request):
-    cron: Text
-    tz: Text = "UTC"
+class NewTrigger(_Request):
+    """Either `cron`, with `tz` if it isn't UTC, or `every`."""
 
+    cron: Text | None = None
+    tz: Text | None = Field(None, description="a time zone for cron (UTC)")
+    every: float | None = Field(None, ge=1, le=10 * 366 * 86_400, description="seconds")
 
-class EveryTrigger(_Request):
-    every: float = Field(ge=1, le=10 * 366 * 86_400, description="seconds")
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.cron is None) == (self.every is None) or (self.tz is not None and self.cron is None):
+            raise PydanticCustomError("trigger", 'takes either "cron", with "tz" if it isn\'t UTC, or "every"')
+        return self
 
 
 class NewSchedule(_Request):
     workflow: Text
     params: dict[str, Any] = Field(default_factory=dict)
-    trigger: CronTrigger | EveryTrigger
+    trigger: NewTrigger
     catch_up: Literal["one", "all", "none"] = "one"
     window: float = Field(86_400.0, gt=0, le=10 * 366 * 86_400, description="seconds")
     overlap: Literal["skip", "allow"] = "skip"
@@ -131,6 +145,28 @@ class NewBackfill(_Request):
     dead_letter_topic: Text | None = None
     max_concurrency: int = Field(16, ge=1, le=100_000, description="bodies at once in one worker")
     rate: float | None = Field(None, gt=0, description="records a second in all")
+
+
+class RedriveRequest(_Request):
+    new_id: Text | None = Field(None, description="<id>.redrive if not given; a repeat goes on with it")
+    max_concurrency: int = Field(16, ge=1, le=100_000, strict=True, description="bodies at once in one worker")
+    rate: float | None = Field(None, gt=0, description="records a second in all")
+
+
+class RunsOfName(_Request):
+    """The query of a list."""
+
+    status: list[str] | None = Field(
+        None, description="a status, or parked, finished, unfinished; several times for several"
+    )
+    owner: str | None = None
+    since: str | None = Field(None, description='a time with its zone, or how long ago, as "24h" or "7d"')
+    limit: int = Field(50, ge=1, le=MAX_LIMIT)
+    cursor: str | None = Field(None, description="of the page before")
+
+
+class AllRuns(RunsOfName):
+    name: Text | None = Field(None, description="a workflow's name")
 
 
 class RunId(BaseModel):
@@ -278,6 +314,27 @@ class Backfill(BaseModel):
     partitions: list[dict[str, Any]]
 
 
+class CronTrigger(BaseModel):
+    cron: str
+    tz: str
+
+
+class EveryTrigger(BaseModel):
+    every: float
+
+
+class MadeBackfill(Backfill):
+    note: str | None = None
+
+
+class OpenBatch(BaseModel):
+    key: str
+    owner: str
+    events: int
+    opened_at: datetime
+    due_at: datetime
+
+
 class ScheduleRow(BaseModel):
     id: str
     workflow: str
@@ -288,4 +345,10 @@ class ScheduleRow(BaseModel):
     due: datetime | None
     last_run: str | None
     catch_up: str
+    window: float = Field(description="seconds")
     overlap: str
+    metadata: Any
+
+
+class MadeSchedule(ScheduleRow):
+    note: str | None = None

@@ -40,7 +40,7 @@ from pyrula.workflows.store.refusals import (
     TransitionRefused,
 )
 
-__all__ = ["MEDIA_TYPE", "REFUSALS", "SCHEMA", "TABLE", "Refusal", "Row", "problem_of"]
+__all__ = ["MEDIA_TYPE", "REFUSALS", "SCHEMA", "TABLE", "Refusal", "Row", "invalid", "problem_of"]
 
 log = logging.getLogger("pyrula.http")
 
@@ -133,6 +133,11 @@ class Refusal(HTTPException):
         super().__init__(REFUSALS[code], detail, dict(headers or {}))
         self.code = code
         self.errors = tuple(errors)
+
+
+def invalid(field: str, message: str) -> Refusal:
+    """Of a field that is missing, unknown or of the wrong kind."""
+    return Refusal("InvalidRequest", f"{field}: {message}", errors=[(field, message)])
 
 
 def problem_of(error: Exception, *, route: str) -> Response:

@@ -15,7 +15,7 @@ from pyrula.http.routing import make_router
 from pyrula.http.runs import RunRoutes
 from pyrula.http.schedules import ScheduleRoutes
 from pyrula.http.streams import StreamRoutes
-from pyrula.http.talking import TalkRoutes
+from pyrula.http.talking import add_talking
 from pyrula.http.tokens import Tokens
 from pyrula.http.triggers import TriggerRoutes
 from pyrula.http.waiting import Closing
@@ -44,21 +44,22 @@ def workflow_router(
     access = Access(
         tokens=tokens, authenticate=authenticate, allow_anonymous=allow_anonymous, allowed_hosts=allowed_hosts
     )
-    router = bare_router(access, max_body)
-    run_routes(router, Api(client, workflows, Closing()))
+    api = Api(client, workflows, Closing())
+    router = bare_router(access, api, max_body)
+    run_routes(router, api)
     return router
 
 
-def bare_router(access: Access, max_body: int) -> APIRouter:
+def bare_router(access: Access, api: Api, max_body: int) -> APIRouter:
     """Without routes yet."""
     bearer = HTTPBearer(scheme_name="bearer", auto_error=False, description="made by `pyrula token`, or a JWT")
-    return make_router(access, max_body=max_body, dependencies=[Depends(bearer)] if access.authenticated else ())
+    return make_router(access, api, max_body=max_body, dependencies=[Depends(bearer)] if access.authenticated else ())
 
 
 def run_routes(router: APIRouter, api: Api, *, on_stream: Callable[[int], None] | None = None) -> None:
     runs = RunRoutes(api)
     runs.add_to(router)
-    TalkRoutes(api).add_to(router)
+    add_talking(router)
     TriggerRoutes(api).add_to(router)
     ExplainRoutes(api).add_to(router)
     StreamRoutes(api, runs, on_open=on_stream).add_to(router)

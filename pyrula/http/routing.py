@@ -3,27 +3,31 @@
 Rules: who calls is asked before the body is read. A segment of a path is decoded after the path was taken apart, so a
 name may hold any character, a slash included, and `..` is a name like any other. Every route says what it needs; one
 that doesn't is a mistake that shows when it is made. Nothing of an exception goes out that `problems` doesn't let out.
+What is read by GET is there for HEAD, too, streams excepted; a method that isn't there hears of all that are.
 """
 
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import unquote_to_bytes
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from pyrula.http.access import Access, Needs
+from pyrula.http.api import Api
 from pyrula.http.bodies import BoundedRequest
+from pyrula.http.pieces import Pieces
 from pyrula.http.problems import MEDIA_TYPE, SCHEMA, TABLE, problem_of
-from pyrula.http.tokens import Principal, Role
+from pyrula.http.tokens import Role
 from pyrula.http.waiting import CallerLeft
 
-__all__ = ["Caller", "also", "errors", "make_router", "needs", "open_to_all"]
+__all__ = ["Routes", "also", "errors", "make_router"]
 
 _ROLE: Final = "x-pyrula-role"
 _ALL_OWNERS: Final = "x-pyrula-all-owners"
@@ -32,34 +36,86 @@ _CALLER_LEFT: Final = 499
 """Nobody sees it but /metrics."""
 
 
-def needs(role: Role, *, all_owners: bool = False) -> dict[str, Any]:
-    """For a route's `openapi_extra`: which role it needs, and whether its caller must be of all owners."""
-    said: dict[str, Any] = {_ROLE: role.name.lower()}
-    return said | ({_ALL_OWNERS: True} if all_owners else {})
+class Routes:
+    """Adds routes to a router, each of which says only what it doesn't share with the others. `all_owners`: none of
+    them is for tenants."""
 
+    def __init__(self, router: APIRouter, *, all_owners: bool = False) -> None:
+        self._router = router
+        self._all_owners = all_owners
 
-def open_to_all() -> dict[str, Any]:
-    """For a route's `openapi_extra`: it asks for no credentials."""
-    return {_ROLE: _NOBODY}
+    def add(
+        self,
+        route: str,
+        function: Callable[..., Coroutine[Any, Any, Response]],
+        summary: str,
+        role: Role | None,
+        answer: Any = None,
+        *,
+        status: int = 200,
+        others: dict[int | str, dict[str, Any]] | None = None,
+        response_class: type[Response] = JSONResponse,
+        shown: bool = True,
+        all_owners: bool = False,
+    ) -> None:
+        """`route` is a method and a path; `role` None asks nobody who he is. `answer` is the model of what a `status`
+        has in its body, `others` are the other answers; `shown`: whether the OpenAPI document has it."""
+        method, _, path = route.partition(" ")
+        said: dict[str, Any] = {_ROLE: _NOBODY if role is None else role.name.lower()}
+        if all_owners or self._all_owners:
+            said[_ALL_OWNERS] = True
+        self._router.add_api_route(
+            path,
+            function,
+            methods=[method],
+            summary=summary,
+            status_code=status,
+            response_model=answer,
+            responses=others or {},
+            response_class=response_class,
+            include_in_schema=shown,
+            openapi_extra=said,
+        )
 
 
 class Route(APIRoute):
     """Made by `make_router`, which sets what is the same for all routes of a router."""
 
     access: ClassVar[Access]
+    api: ClassVar[Api]
     max_body: ClassVar[int]
+    methods_of: ClassVar[dict[str, set[str]]]
+    """By path: a path's methods are on routes of their own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._own = set(self.methods or ())
+        kind: Any = kwargs.get("response_class")
+        self._tells_head = "GET" in self._own and not (isinstance(kind, type) and issubclass(kind, Pieces))
+        self.methods_of.setdefault(self.path, set()).update(self._own | ({"HEAD"} if self._tells_head else set()))
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         encoded = _encoded_path(scope)
         if encoded is None:
             return Match.NONE, {}
-        match, child = super().matches({**scope, "path": encoded})
+        match, child = super().matches({**scope, "path": encoded, "method": self._method(scope)})
         if "path_params" in child:
             child["path_params"] = {
                 name: value.replace("%2F", "/").replace("%25", "%") if isinstance(value, str) else value
                 for name, value in child["path_params"].items()
             }
         return match, child
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = self._method(scope)
+        if method not in self._own:
+            raise HTTPException(405, headers={"Allow": ", ".join(sorted(self.methods_of[self.path]))})
+        # the server leaves out what HEAD doesn't want
+        await super().handle({**scope, "method": method}, receive, send)
+
+    def _method(self, scope: Scope) -> str:
+        method: str = scope["method"]
+        return "GET" if method == "HEAD" and self._tells_head else method
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -72,6 +128,7 @@ class Route(APIRoute):
                     self.access.check_origin(bounded)
                 else:
                     bounded.state.pyrula_principal = await self.access.admit(bounded, wanted)
+                bounded.state.pyrula_api = self.api
                 return await handler(bounded)
             except CallerLeft:
                 return Response(status_code=_CALLER_LEFT)
@@ -81,8 +138,8 @@ class Route(APIRoute):
         return guarded
 
 
-def make_router(access: Access, *, max_body: int, dependencies: Iterable[Any] = ()) -> APIRouter:
-    kind = type("PyrulaRoute", (Route,), {"access": access, "max_body": max_body})
+def make_router(access: Access, api: Api, *, max_body: int, dependencies: Iterable[Any] = ()) -> APIRouter:
+    kind = type("PyrulaRoute", (Route,), {"access": access, "api": api, "max_body": max_body, "methods_of": {}})
     return APIRouter(
         route_class=kind,
         redirect_slashes=False,
@@ -105,15 +162,6 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def also(status: int, description: str, model: type[BaseModel] | None = None) -> dict[int | str, dict[str, Any]]:
     """For a route's `responses`: another answer that is no problem."""
     return {status: {"description": description, **({} if model is None else {"model": model})}}
-
-
-def _principal(request: Request) -> Principal:
-    principal: Principal = request.state.pyrula_principal
-    return principal
-
-
-Caller = Annotated[Principal, Depends(_principal)]
-"""Who calls, as a parameter of a route's function."""
 
 
 def _needs_of(route: APIRoute) -> Needs | None:

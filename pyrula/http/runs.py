@@ -1,42 +1,40 @@
 """Routes of runs: starting them, looking at them, waiting for what becomes of them."""
 
-from datetime import datetime
-from typing import Annotated, Any, Final
+from collections.abc import AsyncGenerator
+from datetime import datetime, timedelta
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query
-from starlette.requests import Request
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from pyrula.http.api import Api, scoped
+from pyrula.http.following import told
 from pyrula.http.models import (
-    MAX_WAIT,
+    AllRuns,
     Counts,
     EventRow,
     Page,
     RunDetail,
+    RunsOfName,
     SubmitRequest,
     Submitted,
     Value,
 )
-from pyrula.http.problems import Refusal
-from pyrula.http.routing import Caller, also, errors, needs
+from pyrula.http.named import Caller, IdempotencyKey, Name, Run, Timeout, Wait, one_key
+from pyrula.http.pieces import Pieces
+from pyrula.http.problems import invalid
+from pyrula.http.routing import Routes, also, errors
 from pyrula.http.tokens import Principal, Role
 from pyrula.http.views import answer, detail_of, event_of, page_of
-from pyrula.http.waiting import while_connected
+from pyrula.workflows.backfills import Bound
 from pyrula.workflows.client import RunHandle
-from pyrula.workflows.codec import Fragment
-from pyrula.workflows.errors import DurableInvocationTimeout
+from pyrula.workflows.codec import Fragment, dumps
+from pyrula.workflows.errors import ConfigurationError, DurableInvocationTimeout
 from pyrula.workflows.params import ParamsError
-from pyrula.workflows.store.listing import MAX_LIMIT
+from pyrula.workflows.store.events import Event
 from pyrula.workflows.store.runs import Submitted as Submission
 
-__all__ = ["IdempotencyKey", "Name", "RunIdPath", "RunRoutes", "invalid"]
-
-Name = Annotated[str, Path(description="a workflow's name")]
-RunIdPath = Annotated[str, Path(description="of a run, or of any run of its continue_as_new chain")]
-IdempotencyKey = Annotated[str | None, Header(min_length=1, description="or the field of the body")]
-
-_STATUSES: Final = "a status, or parked, finished, unfinished; several times for several"
+__all__ = ["RunRoutes"]
 
 
 class RunRoutes:
@@ -45,85 +43,33 @@ class RunRoutes:
         self._client = api.client
 
     def add_to(self, router: APIRouter) -> None:
-        router.add_api_route(
-            "/{name}/runs",
-            self.submit,
-            methods=["POST"],
-            summary="Start a run",
-            status_code=201,
-            response_model=Submitted,
-            responses={**also(200, "The idempotency key had a run already", Submitted), **errors(404, 409, 429)},
-            openapi_extra=needs(Role.OPERATE),
-        )
-        router.add_api_route(
-            "/{name}/runs",
-            self.list_of_name,
-            methods=["GET"],
-            summary="List runs of a workflow, the newest first",
-            response_model=Page,
-            responses=errors(404),
-            openapi_extra=needs(Role.READ),
-        )
-        router.add_api_route(
-            "/runs",
-            self.list_of_all,
-            methods=["GET"],
-            summary="List runs, the newest first",
-            response_model=Page,
-            openapi_extra=needs(Role.READ),
-        )
-        router.add_api_route(
-            "/counts",
-            self.counts,
-            methods=["GET"],
-            summary="Count runs by status",
-            response_model=Counts,
-            openapi_extra=needs(Role.READ, all_owners=True),
-        )
-        router.add_api_route(
-            "/{name}/runs/{run_id}",
-            self.detail,
-            methods=["GET"],
-            summary="A run's status and all else that can be told of it",
-            response_model=RunDetail,
-            responses=errors(404),
-            openapi_extra=needs(Role.READ),
-        )
-        router.add_api_route(
-            "/{name}/runs/{run_id}/events",
-            self.events,
-            methods=["GET"],
-            summary="What happened to a run, oldest first",
-            response_model=list[EventRow],
-            responses=errors(404),
-            openapi_extra=needs(Role.READ),
-        )
-        router.add_api_route(
-            "/{name}/runs/{run_id}/result",
-            self.result,
-            methods=["GET"],
-            summary="Wait for a run to finish",
-            response_model=Value,
-            responses=errors(202, 404, 409),
-            openapi_extra=needs(Role.READ),
-        )
-        router.add_api_route(
-            "/{name}/runs/{run_id}/history",
-            self.history,
-            methods=["GET"],
-            summary="A run's journal, as `pyrula replay` reads it",
-            response_model=dict[str, Any],
-            responses=errors(404),
-            openapi_extra=needs(Role.ADMIN, all_owners=True),
+        routes, run, read = Routes(router), "/{name}/runs/{run_id}", Role.READ
+        had = also(200, "The idempotency key had a run already", Submitted)
+        begun = had | errors(404, 409, 429)
+        routes.add("POST /{name}/runs", self.submit, "Start a run", Role.OPERATE, Submitted, status=201, others=begun)
+        listed = "List runs of a workflow, the newest first"
+        routes.add("GET /{name}/runs", self.list_of_name, listed, read, Page, others=errors(404))
+        routes.add("GET /runs", self.list_of_all, "List runs, the newest first", read, Page)
+        routes.add("GET /counts", self.counts, "Count runs by status", read, Counts, all_owners=True)
+        whole = "A run's status and all else that can be told of it"
+        routes.add(f"GET {run}", self.detail, whole, read, RunDetail, others=errors(404))
+        past = "What happened to a run, oldest first"
+        routes.add(f"GET {run}/events", self.events, past, read, list[EventRow], others=errors(404))
+        end = "Wait for a run to finish"
+        routes.add(f"GET {run}/result", self.result, end, read, Value, others=errors(202, 404, 409))
+        journal = "A run's journal, as `pyrula replay` reads it"
+        all_of_it: Any = dict[str, Any]
+        routes.add(
+            f"GET {run}/history", self.history, journal, Role.ADMIN, all_of_it, others=errors(404), all_owners=True
         )
 
     async def submit(
         self, name: Name, body: SubmitRequest, caller: Caller, idempotency_key: IdempotencyKey = None
     ) -> Response:
         handle, submitted = await self.started(name, body, caller, idempotency_key)
-        note = None
-        if name not in self._api.definitions():
-            note = f"the server hasn't imported workflow {name!r}: params unchecked, no version, no flow control"
+        note = self._api.note_on(name)
+        if not submitted.same_params:
+            note = "the idempotency key had this run already, started with other params"
         content = {
             "run_id": handle.run_id,
             "created": submitted.created,
@@ -136,10 +82,7 @@ class RunRoutes:
         self, name: str, body: SubmitRequest, caller: Principal, header: str | None
     ) -> tuple[RunHandle[Any], Submission]:
         self._api.check_name(name)
-        header = None if header is None else _as_utf8(header)
-        key = header if body.idempotency_key is None else body.idempotency_key
-        if header is not None and header != key:
-            raise invalid("idempotency_key", "differs from the header Idempotency-Key")
+        key = one_key(body.idempotency_key, header, "idempotency_key")
         owner = self._api.owner(body.owner, caller)
         key = None if key is None else scoped(key, caller)
         try:
@@ -174,51 +117,18 @@ class RunRoutes:
         assert handle.submitted is not None
         return handle, handle.submitted
 
-    async def list_of_name(
-        self,
-        name: Name,
-        caller: Caller,
-        status: Annotated[list[str] | None, Query(description=_STATUSES)] = None,
-        owner: str | None = None,
-        since: datetime | None = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 50,
-        cursor: str | None = None,
-    ) -> Response:
+    async def list_of_name(self, name: Name, asked: Annotated[RunsOfName, Query()], caller: Caller) -> Response:
         self._api.check_name(name)
-        return await self._page(name, caller, status, owner, since, limit, cursor)
+        return await self._page(name, asked, caller)
 
-    async def list_of_all(
-        self,
-        caller: Caller,
-        name: Annotated[str | None, Query(min_length=1)] = None,
-        status: Annotated[list[str] | None, Query(description=_STATUSES)] = None,
-        owner: str | None = None,
-        since: datetime | None = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 50,
-        cursor: str | None = None,
-    ) -> Response:
-        return await self._page(name, caller, status, owner, since, limit, cursor)
+    async def list_of_all(self, asked: Annotated[AllRuns, Query()], caller: Caller) -> Response:
+        return await self._page(asked.name, asked, caller)
 
-    async def _page(
-        self,
-        name: str | None,
-        caller: Principal,
-        status: list[str] | None,
-        owner: str | None,
-        since: datetime | None,
-        limit: int,
-        cursor: str | None,
-    ) -> Response:
-        if since is not None and since.tzinfo is None:
-            raise invalid("since", "needs a time zone, as in 2026-01-31T12:00:00Z")
+    async def _page(self, name: str | None, asked: RunsOfName, caller: Principal) -> Response:
+        owner, since = self._api.owner_filter(asked.owner, caller), _since(asked.since)
         try:
             page = await self._client.list(
-                name=name,
-                status=status or None,
-                owner=self._api.owner_filter(owner, caller),
-                since=since,
-                limit=limit,
-                cursor=cursor,
+                name=name, status=asked.status or None, owner=owner, since=since, limit=asked.limit, cursor=asked.cursor
             )
         except ValueError as error:
             text = str(error)
@@ -235,45 +145,58 @@ class RunRoutes:
             }
         )
 
-    async def detail(self, name: Name, run_id: RunIdPath, caller: Caller) -> Response:
-        run = await self._api.run(name, run_id, caller)
+    async def detail(self, run: Run, caller: Caller) -> Response:
         return answer(detail_of(await run.detail(), caller))
 
-    async def events(self, name: Name, run_id: RunIdPath, caller: Caller) -> Response:
-        run = await self._api.run(name, run_id, caller)
-        return answer([event_of(event, caller) for event in await run.events()])
+    async def events(self, run: Run, caller: Caller) -> Response:
+        pages = told(self._client, run.name, run.run_id)
+        # while there is still a status to say what is wrong
+        first = await anext(pages)
+        return _Rows(_array(first, pages, caller), self._api.closing)
 
-    async def result(
-        self,
-        request: Request,
-        name: Name,
-        run_id: RunIdPath,
-        caller: Caller,
-        timeout: Annotated[float, Query(ge=0, le=MAX_WAIT, allow_inf_nan=False)] = 30.0,
-    ) -> Response:
-        run = await self._api.run(name, run_id, caller)
-        await while_connected(request.receive, self._api.closing, run.result(timeout=timeout))
+    async def result(self, run: Run, wait: Wait, timeout: Timeout = 30.0) -> Response:
+        await wait(run.result(timeout=timeout))
         # as it is in the store: what the definition makes of it needn't have the same form in JSON
-        found = await self._client.store.result(run_id)
+        found = await self._client.store.result(run.run_id)
         if found is None:
             # it was retried just now
-            raise DurableInvocationTimeout(run_id, "", timeout)
+            raise DurableInvocationTimeout(run.run_id, "", timeout)
         return answer({"value": Fragment(found.value)})
 
-    async def history(
-        self, name: Name, run_id: RunIdPath, caller: Caller, link: Annotated[int | None, Query(ge=1, le=10**8)] = None
-    ) -> Response:
-        run = await self._api.run(name, run_id, caller)
+    async def history(self, run: Run, link: Annotated[int | None, Query(ge=1, le=10**8)] = None) -> Response:
         return Response((await run.history(link=link)).to_json(), media_type="application/json")
 
 
-def _as_utf8(header: str) -> str:
-    """A header's bytes come as Latin-1, and are meant as UTF-8 where they are that."""
+class _Rows(Pieces):
+    media_type = "application/json"
+
+
+async def _array(
+    first: list[Event], pages: AsyncGenerator[list[Event], None], caller: Principal
+) -> AsyncGenerator[bytes, None]:
+    """A list in JSON. Cut short it is no JSON, so that nobody takes it for the whole."""
+    page: list[Event] | None = first
+    before = b"["
     try:
-        return header.encode("latin-1").decode()
-    except UnicodeError:
-        return header
+        while page is not None:
+            if page:
+                yield before + b",".join(dumps(event_of(event, caller)) for event in page)
+                before = b","
+            page = await anext(pages, None)
+    finally:
+        await pages.aclose()
+    yield b"]" if before == b"," else b"[]"
 
 
-def invalid(field: str, message: str) -> Refusal:
-    return Refusal("InvalidRequest", f"{field}: {message}", errors=[(field, message)])
+def _since(text: str | None) -> datetime | timedelta | None:
+    if text is None:
+        return None
+    try:
+        bound = Bound.parse(text, "since")
+        if bound.kind == "ago":
+            return timedelta(seconds=bound.value)
+        if bound.kind == "time":
+            return datetime.fromisoformat(text.strip())
+    except ConfigurationError:
+        pass
+    raise invalid("since", 'needs a time with its zone, as 2026-01-31T12:00:00Z, or how long ago, as "24h" or "7d"')

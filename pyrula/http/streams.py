@@ -5,33 +5,28 @@ client that comes back after it gets 204, which tells an EventSource to stop. Th
 ends when its reader leaves, and its run goes on. A comment goes out when nothing else does, so that proxies keep it.
 """
 
-import asyncio
-import contextlib
-import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from time import monotonic
 from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from pyrula.http.api import Api
 from pyrula.http.following import Ended, Happened, Position, follow
 from pyrula.http.models import SubmitRequest
-from pyrula.http.routing import Caller, also, errors, needs
-from pyrula.http.runs import IdempotencyKey, Name, RunIdPath, RunRoutes, invalid
+from pyrula.http.named import Caller, IdempotencyKey, Name, RunIdPath
+from pyrula.http.pieces import Pieces
+from pyrula.http.problems import invalid
+from pyrula.http.routing import Routes, also, errors
+from pyrula.http.runs import RunRoutes
 from pyrula.http.tokens import Principal, Role
 from pyrula.http.views import event_of
-from pyrula.http.waiting import Closing, gone
 from pyrula.workflows.codec import Fragment, dumps
-from pyrula.workflows.errors import PyrulaError
 from pyrula.workflows.store.ids import RunId
 from pyrula.workflows.store.payloads import read_failure
 
 __all__ = ["StreamRoutes"]
-
-log = logging.getLogger("pyrula.http")
 
 MEDIA_TYPE: Final = "text/event-stream"
 _KEEP_ALIVE_SECONDS: Final = 15.0
@@ -52,24 +47,23 @@ class StreamRoutes:
         self._on_open = on_open or (lambda _: None)
 
     def add_to(self, router: APIRouter) -> None:
-        router.add_api_route(
-            "/{name}/stream/{run_id}",
+        routes = Routes(router)
+        routes.add(
+            "GET /{name}/stream/{run_id}",
             self.follow,
-            methods=["GET"],
-            summary="Follow a run",
+            "Follow a run",
+            Role.READ,
+            others={200: _STREAM, **also(204, "The run has ended and all was told"), **errors(404)},
             response_class=_Streamed,
-            responses={200: _STREAM, **also(204, "The run has ended and all was told"), **errors(404)},
-            openapi_extra=needs(Role.READ),
         )
-        router.add_api_route(
-            "/{name}/stream",
+        routes.add(
+            "POST /{name}/stream",
             self.submit,
-            methods=["POST"],
-            summary="Start a run and follow it",
-            status_code=201,
+            "Start a run and follow it",
+            Role.OPERATE,
+            status=201,
+            others={200: _STREAM, 201: _STREAM, **errors(404, 409, 429)},
             response_class=_Streamed,
-            responses={201: _STREAM, 200: _STREAM, **errors(404, 409, 429)},
-            openapi_extra=needs(Role.OPERATE),
         )
 
     async def follow(
@@ -109,54 +103,12 @@ class StreamRoutes:
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        return _EventStream(_lines(items, caller), self._api.closing, self._on_open, status, headers or {})
+        unbuffered = {"X-Accel-Buffering": "no", **(headers or {})}
+        return _Streamed(_lines(items, caller), self._api.closing, status, unbuffered, self._on_open)
 
 
-class _Streamed(Response):
+class _Streamed(Pieces):
     media_type = MEDIA_TYPE
-
-
-class _EventStream(_Streamed):
-    """Sends lines until there are no more, the reader leaves, or the server shuts down."""
-
-    def __init__(
-        self,
-        lines: AsyncGenerator[bytes, None],
-        closing: Closing,
-        on_open: Callable[[int], None],
-        status: int,
-        headers: Mapping[str, str],
-    ) -> None:
-        super().__init__(status_code=status, headers={"X-Accel-Buffering": "no", **headers})
-        # the body's length isn't known
-        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
-        self._lines = lines
-        self._closing = closing
-        self._on_open = on_open
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._on_open(1)
-        tasks = [asyncio.ensure_future(work) for work in (self._send(send), gone(receive), self._closing.wait())]
-        sending, leaving, _ = tasks
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            self._on_open(-1)
-        if not leaving.done() or leaving.cancelled():
-            with contextlib.suppress(asyncio.CancelledError):
-                sending.result()
-            await send({"type": "http.response.body", "body": b""})
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        try:
-            async for line in self._lines:
-                await send({"type": "http.response.body", "body": line, "more_body": True})
-        finally:
-            await self._lines.aclose()
 
 
 async def _lines(items: _Items, caller: Principal) -> AsyncGenerator[bytes, None]:
@@ -174,9 +126,6 @@ async def _lines(items: _Items, caller: Principal) -> AsyncGenerator[bytes, None
             else:
                 yield _written(item.position, "end", _end(item, caller))
             said = monotonic()
-    except PyrulaError as error:
-        # too late for a status: the client comes back, and hears of it then
-        log.warning("a stream is cut: %s", error)
     finally:
         await items.aclose()
 

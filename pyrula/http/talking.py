@@ -1,15 +1,11 @@
 """Routes that talk to a run: signals, queries, updates, answers to interrupts; cancel, pause, unpause, retry."""
 
 import secrets
-from typing import Annotated
 
-from fastapi import APIRouter, Query
-from starlette.requests import Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from pyrula.http.api import Api
 from pyrula.http.models import (
-    MAX_WAIT,
     PauseRequest,
     QueryRequest,
     ResumeRequest,
@@ -20,153 +16,76 @@ from pyrula.http.models import (
     UpdateRequest,
     Value,
 )
-from pyrula.http.routing import Caller, also, errors, needs
-from pyrula.http.runs import Name, RunIdPath
+from pyrula.http.named import IdempotencyKey, Run, Timeout, Wait, one_key
+from pyrula.http.routing import Routes, also, errors
 from pyrula.http.tokens import Role
 from pyrula.http.views import answer
-from pyrula.http.waiting import while_connected
 from pyrula.workflows.client import RunHandle
 from pyrula.workflows.codec import Fragment, encode_message
 from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
 
-__all__ = ["TalkRoutes"]
+__all__ = ["add_talking"]
 
 
-class TalkRoutes:
-    def __init__(self, api: Api) -> None:
-        self._api = api
+def add_talking(router: APIRouter) -> None:
+    routes, run = Routes(router), "/{name}/runs/{run_id}"
+    told, moved = errors(404, 409, 429), errors(404, 409)
+    operate = Role.OPERATE
+    kept = "Wake ctx.wait_for_signal, or be kept until the body waits"
+    routes.add(f"POST {run}/signal", signal, kept, operate, RunId, status=202, others=told)
+    read = "Read state through ctx.on_query; writes nothing"
+    routes.add(f"POST {run}/query", query, read, Role.READ, Value, others=errors(404, 504))
+    applied = "Apply ctx.on_update and return its value"
+    routes.add(f"POST {run}/update", update, applied, operate, Updated, others=told | errors(504))
+    routes.add(f"POST {run}/resume", resume, "Answer ctx.interrupt", operate, RunId, status=202, others=told)
+    late = also(202, "Asked for; the body is still at it", RunState)
+    stop = "Stop a run at its next step"
+    routes.add("DELETE /{name}/stream/{run_id}", cancel, stop, operate, RunState, others=late | errors(404))
+    late = also(202, "Asked for; a step is still at it", RunState)
+    halt = "Stop a run before its next operation, until unpause"
+    routes.add(f"POST {run}/pause", pause, halt, operate, RunState, others=late | moved)
+    routes.add(f"POST {run}/unpause", unpause, "Let a paused run go on", operate, RunState, others=moved)
+    again = "Run a failed or cancelled run again; steps that succeeded keep their results"
+    routes.add(f"POST {run}/retry", retry, again, operate, RunState, others=moved)
 
-    def add_to(self, router: APIRouter) -> None:
-        router.add_api_route(
-            "/{name}/runs/{run_id}/signal",
-            self.signal,
-            methods=["POST"],
-            summary="Wake ctx.wait_for_signal, or be kept until the body waits",
-            status_code=202,
-            response_model=RunId,
-            responses=errors(404, 409, 429),
-            openapi_extra=needs(Role.OPERATE),
-        )
-        router.add_api_route(
-            "/{name}/runs/{run_id}/query",
-            self.query,
-            methods=["POST"],
-            summary="Read state through ctx.on_query; writes nothing",
-            response_model=Value,
-            responses=errors(404, 504),
-            openapi_extra=needs(Role.READ),
-        )
-        router.add_api_route(
-            "/{name}/runs/{run_id}/update",
-            self.update,
-            methods=["POST"],
-            summary="Apply ctx.on_update and return its value",
-            response_model=Updated,
-            responses=errors(404, 409, 429, 504),
-            openapi_extra=needs(Role.OPERATE),
-        )
-        router.add_api_route(
-            "/{name}/runs/{run_id}/resume",
-            self.resume,
-            methods=["POST"],
-            summary="Answer ctx.interrupt",
-            status_code=202,
-            response_model=RunId,
-            responses=errors(404, 409, 429),
-            openapi_extra=needs(Role.OPERATE),
-        )
-        router.add_api_route(
-            "/{name}/stream/{run_id}",
-            self.cancel,
-            methods=["DELETE"],
-            summary="Stop a run at its next step",
-            response_model=RunState,
-            responses={**also(202, "Asked for; the body is still at it", RunState), **errors(404)},
-            openapi_extra=needs(Role.OPERATE),
-        )
-        router.add_api_route(
-            "/{name}/runs/{run_id}/pause",
-            self.pause,
-            methods=["POST"],
-            summary="Stop a run before its next operation, until unpause",
-            response_model=RunState,
-            responses={**also(202, "Asked for; a step is still at it", RunState), **errors(404, 409)},
-            openapi_extra=needs(Role.OPERATE),
-        )
-        router.add_api_route(
-            "/{name}/runs/{run_id}/unpause",
-            self.unpause,
-            methods=["POST"],
-            summary="Let a paused run go on",
-            response_model=RunState,
-            responses=errors(404, 409),
-            openapi_extra=needs(Role.OPERATE),
-        )
-        router.add_api_route(
-            "/{name}/runs/{run_id}/retry",
-            self.retry,
-            methods=["POST"],
-            summary="Run a failed or cancelled run again; steps that succeeded keep their results",
-            response_model=RunState,
-            responses=errors(404, 409),
-            openapi_extra=needs(Role.OPERATE),
-        )
 
-    async def signal(self, name: Name, run_id: RunIdPath, body: SignalRequest, caller: Caller) -> Response:
-        run = await self._api.run(name, run_id, caller)
-        await run.signal(body.signal, body.payload, signal_id=body.signal_id)
-        return answer({"run_id": run.run_id}, 202)
+async def signal(run: Run, body: SignalRequest, idempotency_key: IdempotencyKey = None) -> Response:
+    await run.signal(body.signal, body.payload, signal_id=one_key(body.signal_id, idempotency_key, "signal_id"))
+    return answer({"run_id": run.run_id}, 202)
 
-    async def query(
-        self, request: Request, name: Name, run_id: RunIdPath, body: QueryRequest, caller: Caller
-    ) -> Response:
-        run = await self._api.run(name, run_id, caller)
-        work = run.query(body.query, *body.args, **body.kwargs)
-        value = await while_connected(request.receive, self._api.closing, work)
-        return answer({"value": _as_json(value)})
 
-    async def update(
-        self, request: Request, name: Name, run_id: RunIdPath, body: UpdateRequest, caller: Caller
-    ) -> Response:
-        run = await self._api.run(name, run_id, caller)
-        update_id = body.update_id or secrets.token_hex(16)
-        work = run.update(body.update, body.payload, update_id=update_id, timeout=body.timeout)
-        value = await while_connected(request.receive, self._api.closing, work)
-        return answer({"update_id": update_id, "value": _as_json(value)})
+async def query(run: Run, body: QueryRequest, wait: Wait) -> Response:
+    return answer({"value": _as_json(await wait(run.query(body.query, *body.args, **body.kwargs)))})
 
-    async def resume(self, name: Name, run_id: RunIdPath, body: ResumeRequest, caller: Caller) -> Response:
-        run = await self._api.run(name, run_id, caller)
-        await run.resume(body.action, body.value, wait_id=body.wait_id)
-        return answer({"run_id": run.run_id}, 202)
 
-    async def cancel(
-        self,
-        request: Request,
-        name: Name,
-        run_id: RunIdPath,
-        caller: Caller,
-        timeout: Annotated[float, Query(ge=0, le=MAX_WAIT, allow_inf_nan=False)] = 10.0,
-    ) -> Response:
-        run = await self._api.run(name, run_id, caller)
-        status = await while_connected(request.receive, self._api.closing, run.cancel(timeout))
-        return _state(run, status, 200 if status in TERMINAL else 202)
+async def update(run: Run, body: UpdateRequest, wait: Wait, idempotency_key: IdempotencyKey = None) -> Response:
+    update_id = one_key(body.update_id, idempotency_key, "update_id") or secrets.token_hex(16)
+    value = await wait(run.update(body.update, body.payload, update_id=update_id, timeout=body.timeout))
+    return answer({"update_id": update_id, "value": _as_json(value)})
 
-    async def pause(
-        self, request: Request, name: Name, run_id: RunIdPath, caller: Caller, body: PauseRequest | None = None
-    ) -> Response:
-        asked = body or PauseRequest()
-        run = await self._api.run(name, run_id, caller)
-        work = run.pause(asked.reason, timeout=asked.timeout)
-        status = await while_connected(request.receive, self._api.closing, work)
-        return _state(run, status, 200 if status in TERMINAL or status is RunStatus.PAUSED else 202)
 
-    async def unpause(self, name: Name, run_id: RunIdPath, caller: Caller) -> Response:
-        run = await self._api.run(name, run_id, caller)
-        return _state(run, await run.unpause(), 200)
+async def resume(run: Run, body: ResumeRequest) -> Response:
+    await run.resume(body.action, body.value, wait_id=body.wait_id)
+    return answer({"run_id": run.run_id}, 202)
 
-    async def retry(self, name: Name, run_id: RunIdPath, caller: Caller) -> Response:
-        run = await self._api.run(name, run_id, caller)
-        return _state(run, await run.retry(), 200)
+
+async def cancel(run: Run, wait: Wait, timeout: Timeout = 10.0) -> Response:
+    status = await wait(run.cancel(timeout))
+    return _state(run, status, 200 if status in TERMINAL else 202)
+
+
+async def pause(run: Run, wait: Wait, body: PauseRequest | None = None) -> Response:
+    asked = body or PauseRequest()
+    status = await wait(run.pause(asked.reason, timeout=asked.timeout))
+    return _state(run, status, 200 if status in TERMINAL or status is RunStatus.PAUSED else 202)
+
+
+async def unpause(run: Run) -> Response:
+    return _state(run, await run.unpause(), 200)
+
+
+async def retry(run: Run) -> Response:
+    return _state(run, await run.retry(), 200)
 
 
 def _state(run: RunHandle[object], status: RunStatus, code: int) -> Response:

@@ -4,7 +4,7 @@ Rules: values go out as the JSON that the store has. Hosts (`worker`) and stack 
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -14,10 +14,11 @@ from pyrula.workflows.client import RunReport, ScheduleInfo
 from pyrula.workflows.client.listing import RunPage, RunSummary
 from pyrula.workflows.codec import dumps
 from pyrula.workflows.schedules import Cron
+from pyrula.workflows.store.batches import OpenBatch
 from pyrula.workflows.store.events import Event
 from pyrula.workflows.store.payloads import read_failure
 
-__all__ = ["answer", "detail_of", "event_of", "page_of", "schedule_of"]
+__all__ = ["answer", "batch_of", "detail_of", "event_of", "page_of", "schedule_of"]
 
 _HIDDEN: Final = frozenset({"worker", "trace"})
 
@@ -71,8 +72,15 @@ def schedule_of(schedule: ScheduleInfo, shown_id: str) -> dict[str, Any]:
         "due": _time(schedule.due),
         "last_run": schedule.last_run,
         "catch_up": schedule.catch_up,
+        "window": schedule.window,
         "overlap": schedule.overlap,
+        "metadata": schedule.metadata,
     }
+
+
+def batch_of(batch: OpenBatch) -> dict[str, Any]:
+    opened, due = (datetime.fromtimestamp(at, UTC).isoformat() for at in (batch.opened_at, batch.due_at))
+    return {"key": batch.key, "owner": batch.owner, "events": batch.events, "opened_at": opened, "due_at": due}
 
 
 def _row(run: RunSummary | RunReport, principal: Principal) -> dict[str, Any]:

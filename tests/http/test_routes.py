@@ -66,7 +66,7 @@ async def test_schedules(site: Site) -> None:
     )
     assert made.status_code == 200, made.text
     assert made.json()["trigger"] == {"cron": "0 9 * * mon-fri", "tz": "Europe/Paris"}
-    assert (await http.get("/schedules/nightly%2F1")).json() == made.json()
+    assert (await http.get("/schedules/nightly%2F1")).json() | {"note": None} == made.json()
     replaced = (await http.put("/schedules/nightly%2F1", json=body | {"trigger": {"every": 86_400}})).json()
     assert replaced["trigger"] == {"every": 86_400}
     assert (await http.post("/schedules/nightly%2F1/pause")).json()["paused"] is True
@@ -77,15 +77,19 @@ async def test_schedules(site: Site) -> None:
     assert result.json()["value"]["order"] == "o"
     assert [each["id"] for each in (await http.get("/schedules")).json()] == ["nightly/1"]
     for change, field in (
-        ({"trigger": {"cron": "61 9 * * *"}}, "trigger"),
-        ({"trigger": {"cron": "0 9 * * *", "tz": "Mars"}}, "trigger"),
-        ({"trigger": {"every": 0.1}}, "trigger.EveryTrigger.every"),
+        ({"trigger": {"cron": "61 9 * * *"}}, "trigger.cron"),
+        ({"trigger": {"cron": "0 9 * * *", "tz": "Mars"}}, "trigger.cron"),
+        ({"trigger": {"every": 0.1}}, "trigger.every"),
+        ({"trigger": {"every": 60, "cron": "0 9 * * *"}}, "trigger"),
+        ({"trigger": {"every": 60, "tz": "UTC"}}, "trigger"),
+        ({"trigger": {}}, "trigger"),
+        ({"trigger": "hourly"}, "trigger"),
         ({"trigger": {"every": 60}, "params": {}}, "params.order"),
         ({"trigger": {"every": 60}, "window": 0}, "window"),
     ):
         refused = await http.put("/schedules/x", json=body | change)
         assert refused.status_code == 422
-        assert field in [each["field"] for each in refused.json()["errors"]]
+        assert [each["field"] for each in refused.json()["errors"]] == [field]
     assert (await http.put("/schedules/runs", json=body | {"trigger": {"every": 60}})).status_code == 422
     assert (await http.delete("/schedules/nightly%2F1")).status_code == 204
     assert (await http.delete("/schedules/nightly%2F1")).json()["code"] == "ScheduleNotFoundError"

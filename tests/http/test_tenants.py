@@ -203,6 +203,7 @@ class Attack:
             "event": [{"user_id": "u"}],
             "topic": ["orders"],
             "backfill_id": ["b"],
+            "new_id": ["c"],
             "group": ["g"],
             "cluster": ["default"],
             "partitions": [[0]],

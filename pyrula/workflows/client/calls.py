@@ -329,10 +329,13 @@ class RunCalls:
         """What happened to the live run, oldest first."""
         return in_order(await self.store.events(await self._run(name, run_id)))
 
-    async def events_of(self, name: Named, run_id: str | RunRef, *, start: int = 0) -> list[Event]:
-        """What happened to exactly this link of its chain, from event number `start` (0 is the first) on, in the order
-        written: to read on where an earlier call ended. After a `continued_as_new` go on with the run it names."""
-        return [decode_event(row) for row in await self.store.events_of(await self._run(name, run_id), start)]
+    async def events_of(
+        self, name: Named, run_id: str | RunRef, *, start: int = 0, limit: int | None = None
+    ) -> list[Event]:
+        """What happened to exactly this link of its chain, from event number `start` (0 is the first) on, at most
+        `limit` events, in the order written: to read on where an earlier call ended. After a `continued_as_new` go on
+        with the run it names."""
+        return [decode_event(row) for row in await self.store.events_of(await self._run(name, run_id), start, limit)]
 
     async def origin(self, name: Named, run_id: str | RunRef) -> Origin:
         """The workflow's name and the owner that the run was submitted with. `name` isn't compared: this tells it."""

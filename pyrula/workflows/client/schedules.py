@@ -39,7 +39,8 @@ class ScheduleNotFoundError(PyrulaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleInfo:
-    """A schedule as it is. `due` is the next fire time; `last_run` the id of the run it started last."""
+    """A schedule as it is. `due` is the next fire time; `last_run` the id of the run it started last; `window` is in
+    seconds, and `metadata` what it was made with."""
 
     id: str
     workflow: str
@@ -50,7 +51,9 @@ class ScheduleInfo:
     due: datetime | None
     last_run: str | None
     catch_up: CatchUp
+    window: float
     overlap: Overlap
+    metadata: Any
 
 
 class ScheduleClient:
@@ -167,5 +170,7 @@ def _info(schedule: Schedule) -> ScheduleInfo:
         due=None if schedule.due is None else datetime.fromtimestamp(schedule.due, UTC),
         last_run=schedule.last_run,
         catch_up=plan.catch_up,
+        window=plan.window,
         overlap=plan.overlap,
+        metadata=loads(plan.metadata),
     )

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from pyrula.workflows.codec import dumps, loads
 
-__all__ = ["EVENT_TYPES", "Event", "decode_event", "encode_event", "in_order"]
+__all__ = ["EVENT_TYPES", "Event", "InOrder", "decode_event", "encode_event", "in_order"]
 
 EVENT_TYPES: Final[dict[str, str]] = {
     "submitted": "name, version, owner: the run was queued",
@@ -58,18 +58,35 @@ def decode_event(row: bytes) -> Event:
     return Event(kind, at, data)
 
 
+class InOrder:
+    """Puts the events of a link, given as they were written, in the order in which they happened: a request behind what
+    came before it."""
+
+    def __init__(self) -> None:
+        self._requests: list[Event] = []
+
+    def take(self, events: Iterable[Event]) -> list[Event]:
+        """What can be told now, of these and those before."""
+        ordered: list[Event] = []
+        for event in events:
+            if event.type == "cancel_requested":
+                self._requests.append(event)
+                continue
+            while self._requests and (event.at >= self._requests[0].at or event.type in _ANSWERS):
+                ordered.append(self._requests.pop(0))
+            ordered.append(event)
+        return ordered
+
+    def rest(self) -> list[Event]:
+        """What is left when there are no more."""
+        rest, self._requests = self._requests, []
+        return rest
+
+
 def in_order(rows: Iterable[bytes]) -> list[Event]:
-    """All events of a link as they happened: a request behind what came before it."""
-    ordered: list[Event] = []
-    requests: list[Event] = []
-    for event in map(decode_event, rows):
-        if event.type == "cancel_requested":
-            requests.append(event)
-            continue
-        while requests and (event.at >= requests[0].at or event.type in _ANSWERS):
-            ordered.append(requests.pop(0))
-        ordered.append(event)
-    return ordered + requests
+    """All events of a link as they happened."""
+    order = InOrder()
+    return order.take(map(decode_event, rows)) + order.rest()
 
 
 _ANSWERS: Final = frozenset(("cancelled", "completed", "failed", "continued_as_new", "paused"))

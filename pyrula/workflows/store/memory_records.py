@@ -123,12 +123,12 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         run = self._records.see(record)
         return list((await locate(self, run_id)).events if run is None else run.events)
 
-    async def events_of(self, run_id: str, start: int) -> list[bytes]:
+    async def events_of(self, run_id: str, start: int, limit: int | None = None) -> list[bytes]:
         record = self._here(run_id)
         if record is None:
-            return await super().events_of(run_id, start)
+            return await super().events_of(run_id, start, limit)
         run = self._records.runs.get(record)
-        return [] if run is None else run.events[start:]
+        return [] if run is None else run.events[start : None if limit is None else start + limit]
 
     async def history(self, run_id: str) -> History:
         record = self._here(run_id)

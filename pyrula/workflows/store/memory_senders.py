@@ -265,14 +265,15 @@ class MemoryRunSender:
         await asyncio.sleep(0)
         return list(self._board.find(run_id).events)
 
-    async def events_of(self, run_id: str, start: int) -> list[bytes]:
+    async def events_of(self, run_id: str, start: int, limit: int | None = None) -> list[bytes]:
         await asyncio.sleep(0)
         run = RunId.parse(run_id)
         chain = self._board.find(run.chain)
+        wanted = slice(start, None if limit is None else start + limit)
         if run.link == chain.link:
-            return chain.events[start:]
+            return chain.events[wanted]
         kept = chain.links.get(run.link)
-        return [] if kept is None else kept[2][start:]
+        return [] if kept is None else kept[2][wanted]
 
     async def history(self, run_id: str) -> History:
         await asyncio.sleep(0)

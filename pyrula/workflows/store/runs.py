@@ -264,8 +264,9 @@ class RunSender(Protocol):
     async def events(self, run_id: str) -> list[bytes]:
         """Of the live link, oldest first; see events.py."""
 
-    async def events_of(self, run_id: str, start: int) -> list[bytes]:
-        """Of exactly this link, from number `start` (0 is the first) on. A link without events has none."""
+    async def events_of(self, run_id: str, start: int, limit: int | None = None) -> list[bytes]:
+        """Of exactly this link, from number `start` (0 is the first) on, `limit` at most. A link without events has
+        none."""
 
     async def history(self, run_id: str) -> History:
         """Of exactly this link."""

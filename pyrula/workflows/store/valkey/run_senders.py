@@ -99,9 +99,10 @@ class ValkeyRunSender(ValkeySubmitting):
             raise RunNotFoundError(run_id)
         return Origin(name.decode(), owner.decode())
 
-    async def events_of(self, run_id: str, start: int) -> list[bytes]:
+    async def events_of(self, run_id: str, start: int, limit: int | None = None) -> list[bytes]:
         keys = self._runs.keys(self._runs.parse(run_id))
-        rows: list[bytes] = await self._runs.funnel.ask(b"LRANGE", keys.events, b"%d" % start, b"-1")
+        last = -1 if limit is None else start + limit - 1
+        rows: list[bytes] = await self._runs.funnel.ask(b"LRANGE", keys.events, b"%d" % start, b"%d" % last)
         return rows
 
     async def events(self, run_id: str) -> list[bytes]:
