@@ -43,10 +43,17 @@ async def test_lists_and_counts(site: Site) -> None:
     assert len(queued) == 3
     assert (await http.get("/runs?status=finished")).json()["runs"] == []
     assert (await http.get("/runs", params={"since": "2999-01-01T00:00:00Z"})).json()["runs"] == []
+    assert len((await http.get("/runs", params={"since": "1d12h"})).json()["runs"]) == 3
+    # a workflow's list is of that workflow
+    assert (await http.get("/http_echo/runs?name=http_cart")).status_code == 422
     for query, field in (
         ("status=nonsense", "status"),
         ("cursor=nonsense", "cursor"),
         ("since=2026-01-01T00:00:00", "since"),
+        ("since=yesterday", "since"),
+        ("since=100", "since"),
+        ("limit=0", "limit"),
+        ("statuss=failed", "statuss"),
     ):
         answer = await http.get(f"/runs?{query}")
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
@@ -105,14 +112,106 @@ async def test_backfills(site: Site) -> None:
     for verb, status in (("pause", "paused"), ("resume", "requested"), ("cancel", "cancelled")):
         assert (await http.post(f"/backfills/b/{verb}")).json()["status"] == status
     assert (await http.get("/backfills/b")).json()["status"] == "cancelled"
-    for change in (
-        {"start": "nonsense"},
-        {"start": 10, "end": 5},
-        {"backfill_id": "a b"},
-        {"partitions": [-1]},
-        {"where": "os:system"},
+    for change, field in (
+        ({"start": "nonsense"}, "start"),
+        ({"end": "2026-01-01"}, "end"),
+        ({"start": 10, "end": 5}, "end"),
+        ({"backfill_id": "a b"}, "backfill_id"),
+        ({"partitions": [-1]}, "partitions.0"),
+        ({"partitions": []}, "partitions"),
+        ({"where": "os:system"}, "where"),
     ):
-        assert (await http.post("/backfills", json=body | change)).status_code == 422, change
+        refused = await http.post("/backfills", json=body | change)
+        assert refused.status_code == 422
+        assert [each["field"] for each in refused.json()["errors"]] == [field]
+    unknown = await http.post("/backfills", json=body | {"backfill_id": "c", "workflow": "http_ecko"})
+    assert "hasn't imported workflow 'http_ecko'" in unknown.json()["note"]
+    assert "did you mean http_echo?" in unknown.json()["note"]
+
+
+async def test_what_failed_in_a_backfill_is_redriven(site: Site) -> None:
+    http = await site.local()
+    body = {"workflow": "http_echo", "topic": "orders", "backfill_id": "b", "dead_letter_topic": "orders.dlq"}
+    await http.post("/backfills", json=body)
+    refused = await http.post("/backfills/b/redrive")
+    assert (refused.status_code, refused.json()["code"]) == (409, "BackfillRefused")
+    await http.post("/backfills/b/cancel")
+    redriven = (await http.post("/backfills/b/redrive", json={"rate": 7})).json()
+    told = {name: redriven[name] for name in ("id", "topic", "failed_of", "rate", "status")}
+    assert told == {"id": "b.redrive", "topic": "orders.dlq", "failed_of": "b", "rate": 7, "status": "requested"}
+    assert (await http.post("/backfills/b/redrive", json={"new_id": "again"})).json()["id"] == "again"
+    assert (await http.post("/backfills/b/redrive", json={"new_id": "a b"})).json()["errors"][0]["field"] == "new_id"
+    assert (await http.post("/backfills/none/redrive")).status_code == 404
+
+
+async def test_batches_that_are_open(site: Site) -> None:
+    http = await site.local()
+    for owner in ("acme", "globex"):
+        body = {"event": {"user_id": "u"}, "owner": owner}
+        for _ in range(2):
+            # the header is the event's id
+            fed = await http.post("/http_digest/events", json=body, headers={"Idempotency-Key": "e-1"})
+            assert fed.json() is None
+    opened = (await http.get("/http_digest/events")).json()
+    assert sorted((each["key"], each["owner"], each["events"]) for each in opened) == [
+        ("u", "acme", 1),
+        ("u", "globex", 1),
+    ]
+    differs = await http.post(
+        "/http_digest/events", json=body | {"event_id": "e-2"}, headers={"Idempotency-Key": "e-1"}
+    )
+    assert differs.json()["errors"][0]["field"] == "event_id"
+
+
+async def test_the_key_in_the_header_is_a_messages_id(site: Site) -> None:
+    client, http = await site.client(), await site.local()
+    await site.worker()
+    run_id = await start(http, "http_cart")
+    key = {"Idempotency-Key": "click-1"}
+    for _ in range(2):
+        added = await http.post(f"/http_cart/runs/{run_id}/update", json={"update": "add", "payload": "A"}, headers=key)
+        assert added.json() == {"update_id": "click-1", "value": 1}
+        await http.post(f"/http_cart/runs/{run_id}/signal", json={"signal": "later"}, headers=key)
+    assert [each.id for each in (await client.detail("http_cart", run_id)).unread] == ["click-1"]
+
+
+async def test_what_is_there_for_get_is_there_for_head(site: Site) -> None:
+    http = await site.local()
+    run_id = await start(http, "http_echo")
+    for path in ("/healthz", "/readyz", "/runs", "/openapi.json", f"/http_echo/runs/{run_id}"):
+        answer = await http.head(path)
+        assert (answer.status_code, answer.content) == (200, b""), path
+        assert answer.headers["content-type"] == "application/json"
+    assert (await http.head("/http_echo/runs/none")).status_code == 404
+
+
+async def test_a_method_that_is_not_there_hears_of_those_that_are(site: Site) -> None:
+    http, app = await site.local(), FastAPI()
+    app.include_router(workflow_router(await site.client()), prefix="/api")
+    inner = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+    for method, path, allowed in (
+        ("PATCH", "/http_echo/runs", "GET, HEAD, POST"),
+        ("OPTIONS", "/schedules/x", "DELETE, GET, HEAD, PUT"),
+        # nobody needs a stream's head, which would be kept open for nothing
+        ("HEAD", "/http_echo/stream/x", "DELETE, GET"),
+        ("GET", "/schedules/x/trigger", "POST"),
+    ):
+        for client, prefix in ((http, ""), (inner, "/api")):
+            refused = await client.request(method, prefix + path)
+            assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+    await inner.aclose()
+
+
+async def test_a_note_tells_of_what_was_perhaps_not_meant(site: Site) -> None:
+    http, key = await site.local(), {"Idempotency-Key": "k"}
+    first = await http.post("/http_cart/runs", json={"params": {"size": 1}}, headers=key)
+    again = await http.post("/http_cart/runs", json={"params": {"size": 2}}, headers=key)
+    assert (first.json()["note"], again.status_code, again.json()["same_params"]) == (None, 200, False)
+    assert "started with other params" in again.json()["note"]
+    assert "hasn't imported workflow 'http_kart'" in (await http.post("/http_kart/runs", json={})).json()["note"]
+    body = {"workflow": "http_kart", "trigger": {"every": 60}, "window": 5, "metadata": {"by": "ada"}}
+    made = (await http.put("/schedules/s", json=body)).json()
+    assert ("did you mean http_cart?" in made["note"], made["window"], made["metadata"]) == (True, 5, {"by": "ada"})
 
 
 async def test_why_a_run_is_not_running(site: Site) -> None:
