@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -45,14 +46,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise Problem("--owner needs a text; --all-owners makes a token for all of them")
     token = new_token()
     table = _table(arguments, hash_of(token))
-    print(token)
     if arguments.file is None:
-        print(f"\n{table}", end="")
+        print(f"{token}\n\n{table}", end="")
         return 0
     try:
+        if arguments.file.exists():
+            tomllib.loads(arguments.file.read_text(encoding="utf-8"))
         _append(arguments.file, table)
     except OSError as error:
-        raise Problem(f"--file {arguments.file}: {error.strerror}; the token above is in no file") from error
+        raise Problem(f"--file {arguments.file}: {error.strerror}; no token was made") from error
+    except ValueError as error:
+        raise Problem(f"--file {arguments.file} is no TOML, so nothing is added to it: {error}") from error
+    # not before it is in the file, or one would hand out a token that nobody knows
+    print(token)
     return 0
 
 

@@ -85,6 +85,11 @@ class Access:
             raise Refusal("Forbidden", "this is for tokens of all owners")
         return principal
 
+    def holds(self, request: Request, principal: Principal) -> bool:
+        """Whether who was let in still would be, as far as tokens tell: one may have been taken back, or have expired.
+        A function of one's own is asked once a request."""
+        return self._tokens is None or self._of_token(request) == principal
+
     def check_origin(self, request: HTTPConnection) -> None:
         """The part of `admit` that needs no credentials."""
         host = _host_of(request)

@@ -3,12 +3,13 @@
 Rules: a run or a schedule in a path is looked up for its caller, so that no route forgets whose it is.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Header, Path, Query
 from starlette.requests import Request
 
+from pyrula.http.access import Access
 from pyrula.http.api import Api
 from pyrula.http.models import MAX_WAIT
 from pyrula.http.problems import invalid
@@ -18,6 +19,7 @@ from pyrula.workflows.client import RunHandle, ScheduleInfo
 
 __all__ = [
     "Caller",
+    "Holds",
     "IdempotencyKey",
     "Name",
     "Run",
@@ -83,6 +85,15 @@ async def _schedule(request: Request, schedule_id: ScheduleId, caller: Caller) -
 
 Schedule = Annotated[ScheduleInfo, Depends(_schedule)]
 """The schedule that the path names. ScheduleNotFoundError for one that the caller may not see."""
+
+
+def _holds(request: Request, caller: Caller) -> Callable[[], bool]:
+    access: Access = request.state.pyrula_access
+    return lambda: access.holds(request, caller)
+
+
+Holds = Annotated[Callable[[], bool], Depends(_holds)]
+"""Whether the caller would still be let in, for what goes on for long."""
 
 
 def _wait(request: Request) -> Waiting:

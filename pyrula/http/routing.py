@@ -128,7 +128,7 @@ class Route(APIRoute):
                     self.access.check_origin(bounded)
                 else:
                     bounded.state.pyrula_principal = await self.access.admit(bounded, wanted)
-                bounded.state.pyrula_api = self.api
+                bounded.state.pyrula_api, bounded.state.pyrula_access = self.api, self.access
                 return await handler(bounded)
             except CallerLeft:
                 return Response(status_code=_CALLER_LEFT)

@@ -2,7 +2,8 @@
 
 Rules: an event's id is the position behind it. The last event, `end`, has the run's status with its value or error; a
 client that comes back after it gets 204, which tells an EventSource to stop. The stream holds nothing but memory: it
-ends when its reader leaves, and its run goes on. A comment goes out when nothing else does, so that proxies keep it.
+ends when its reader leaves or his token is taken back, and its run goes on. A comment goes out when nothing else does,
+so that proxies keep it.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from pyrula.http.api import Api
 from pyrula.http.following import Ended, Happened, Position, follow
 from pyrula.http.models import SubmitRequest
-from pyrula.http.named import Caller, IdempotencyKey, Name, RunIdPath
+from pyrula.http.named import Caller, Holds, IdempotencyKey, Name, Run
 from pyrula.http.pieces import Pieces
 from pyrula.http.problems import invalid
 from pyrula.http.routing import Routes, also, errors
@@ -30,6 +31,8 @@ __all__ = ["StreamRoutes"]
 
 MEDIA_TYPE: Final = "text/event-stream"
 _KEEP_ALIVE_SECONDS: Final = 15.0
+_HOLDS_SECONDS: Final = 1.0
+"""Between looks at whether the reader's token still holds: a stream may last as long as its run."""
 _RETRY_MILLISECONDS: Final = 1000
 _OVER: Final = object()
 _Items: TypeAlias = AsyncGenerator[Happened | Ended | None, None]
@@ -68,54 +71,63 @@ class StreamRoutes:
 
     async def follow(
         self,
-        name: Name,
-        run_id: RunIdPath,
+        run: Run,
         caller: Caller,
+        holds: Holds,
         last_event_id: Annotated[str | None, Header(description="an event's id: go on behind it")] = None,
         after: Annotated[str | None, Query(description="the same, for who can't set headers")] = None,
     ) -> Response:
         told = last_event_id or after
-        position = Position(RunId.parse(run_id).link) if told is None else Position.parse(told)
+        position = Position(RunId.parse(run.run_id).link) if told is None else Position.parse(told)
         if position is None:
             raise invalid("last-event-id" if last_event_id else "after", "is no id of an event of this stream")
-        await self._api.run(name, run_id, caller)
-        items = follow(self._api.client, name, run_id, position)
+        items = follow(self._api.client, run.name, run.run_id, position)
         if position.ended and await anext(items, _OVER) is _OVER:
             return Response(status_code=204)
         if position.ended:
             # it was retried; what was just read is read again
             await items.aclose()
-            items = follow(self._api.client, name, run_id, position)
-        return self._stream(items, caller)
+            items = follow(self._api.client, run.name, run.run_id, position)
+        return self._stream(items, caller, holds)
 
     async def submit(
-        self, name: Name, body: SubmitRequest, caller: Caller, idempotency_key: IdempotencyKey = None
+        self,
+        name: Name,
+        body: SubmitRequest,
+        caller: Caller,
+        holds: Holds,
+        idempotency_key: IdempotencyKey = None,
     ) -> Response:
         run, submitted = await self._runs.started(name, body, caller, idempotency_key)
         items = follow(self._api.client, name, run.run_id, Position(1))
         status = 201 if submitted.created else 200
-        return self._stream(items, caller, status, {"Location": f"stream/{run.run_id}"})
+        return self._stream(items, caller, holds, status, {"Location": f"stream/{run.run_id}"})
 
     def _stream(
         self,
         items: _Items,
         caller: Principal,
+        holds: Callable[[], bool],
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
         unbuffered = {"X-Accel-Buffering": "no", **(headers or {})}
-        return _Streamed(_lines(items, caller), self._api.closing, status, unbuffered, self._on_open)
+        return _Streamed(_lines(items, caller, holds), self._api.closing, status, unbuffered, self._on_open)
 
 
 class _Streamed(Pieces):
     media_type = MEDIA_TYPE
 
 
-async def _lines(items: _Items, caller: Principal) -> AsyncGenerator[bytes, None]:
+async def _lines(items: _Items, caller: Principal, holds: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
     yield b"retry: %d\n\n" % _RETRY_MILLISECONDS
-    said = monotonic()
+    said = asked = monotonic()
     try:
         async for item in items:
+            if monotonic() - asked >= _HOLDS_SECONDS:
+                if not holds():
+                    return
+                asked = monotonic()
             if item is None:
                 if monotonic() - said < _KEEP_ALIVE_SECONDS:
                     continue

@@ -1,12 +1,14 @@
 """Who may do what: principals with a role and perhaps one owner, and the bearer tokens that stand for them.
 
 Rules: a token is 32 random bytes, so one round of SHA-256 keeps it as safe as a slow hash would. Only hashes are kept;
-a presented token is compared with each of them in constant time. Nothing here does HTTP.
+a presented token is compared with each of them in constant time. A file of tokens is read again when it changes, so
+that a token can be taken back; one that can't be read then changes nothing. Nothing here does HTTP.
 """
 
 import base64
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 import tomllib
@@ -15,11 +17,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 from pyrula.workflows.errors import ConfigurationError
 
 __all__ = ["Principal", "Role", "Token", "Tokens", "hash_of", "new_token"]
+
+log = logging.getLogger("pyrula.http")
+
+LOOK_SECONDS: Final = 1.0
+"""Between looks at whether the file of tokens has changed."""
 
 PREFIX: Final = "pyrula_"
 """Of every token, so that scanners for leaked secrets know one."""
@@ -95,7 +103,7 @@ class Token:
 
 
 class Tokens:
-    """The tokens of an installation.
+    """The tokens of an installation: given, or those of a file, as it is by now.
 
     >>> token = new_token()
     >>> tokens = Tokens([Token(hash=hash_of(token), owner="acme", role=Role.READ)])
@@ -107,12 +115,16 @@ class Tokens:
         self._tokens = tuple(tokens)
         if not self._tokens:
             raise ConfigurationError("there is no token in it; make one with `pyrula token`")
+        self._path: Path | None = None
+        self._seen: object = None
+        self._look_again = 0.0
 
     def __iter__(self) -> Iterator[Token]:
         return iter(self._tokens)
 
     def find(self, presented: str) -> Principal | None:
-        """Whom the token stands for; None for one that isn't known or has expired."""
+        """Whom the token stands for; None for one that isn't known, has expired, or was taken out of its file."""
+        self._read_again()
         digest = hash_of(presented).encode()
         found = None
         for token in self._tokens:
@@ -126,17 +138,32 @@ class Tokens:
     @classmethod
     def load(cls, path: str | Path) -> "Tokens":
         """From a TOML file of `[[tokens]]` tables with `hash`, `role`, and either `owner` or `all_owners = true`;
-        `name` and `expires` if wanted. ConfigurationError naming the table and what is wrong with it."""
+        `name` and `expires` if wanted. ConfigurationError naming the table and what is wrong with it.
+
+        What changes in the file later counts within a second."""
+        file = Path(path)
+        seen = _look_of(file)
         try:
-            tables = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("tokens", [])
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"the tokens file {path} can't be read: {error}") from error
-        if not isinstance(tables, list):
-            raise ConfigurationError(f"the tokens file {path}: `tokens` must be tables, [[tokens]]")
-        try:
-            return cls([_token(table, number) for number, table in enumerate(tables, 1)])
+            tokens = cls(_tokens_of(file))
         except ConfigurationError as error:
             raise ConfigurationError(f"the tokens file {path}: {error}") from error
+        tokens._path, tokens._seen = file, seen
+        return tokens
+
+    def _read_again(self) -> None:
+        if self._path is None or monotonic() < self._look_again:
+            return
+        self._look_again = monotonic() + LOOK_SECONDS
+        seen = _look_of(self._path)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._tokens = tuple(_tokens_of(self._path))
+        except ConfigurationError as error:
+            log.error("the tokens file %s: %s; the tokens of before still hold", self._path, error)
+        else:
+            log.info("the tokens file %s has changed: it has %d tokens", self._path, len(self._tokens))
 
 
 def new_token() -> str:
@@ -146,6 +173,25 @@ def new_token() -> str:
 
 def hash_of(token: str) -> str:
     return "sha256:" + hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _look_of(path: Path) -> object:
+    """What is another once the file has been written, or another one put in its place."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        return error.errno
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _tokens_of(path: Path) -> list[Token]:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("tokens", [])
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"it can't be read: {error}") from error
+    if not isinstance(tables, list):
+        raise ConfigurationError("`tokens` must be tables, [[tokens]]")
+    return [_token(table, number) for number, table in enumerate(tables, 1)]
 
 
 def _token(table: Any, number: int) -> Token:

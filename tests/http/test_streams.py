@@ -4,12 +4,13 @@ import asyncio
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from pyrula.http import create_app
+from pyrula.http import Tokens, create_app, hash_of, new_token
 from pyrula.http.following import Position
 from pyrula.workflows import Event, WorkflowClient
 from tests.http.conftest import Site
@@ -207,3 +208,26 @@ async def kill_the_holder(client: WorkflowClient, run: Any, workers: list[Worker
     victim = next(worker for worker in workers if f"-{worker.pid}-" in holder)
     victim.kill()
     victim.start()
+
+
+async def test_a_stream_ends_when_its_token_is_taken_back(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyrula.http.tokens.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("pyrula.http.streams._HOLDS_SECONDS", 0.0)
+    kept, taken = new_token(), new_token()
+    tables = [f'[[tokens]]\nhash = "{hash_of(each)}"\nowner = "a"\nrole = "read"\n' for each in (kept, taken)]
+    file = tmp_path / "tokens.toml"
+    file.write_text("\n".join(tables))
+    run = await (await site.client()).submit("http_echo", owner="a")
+    base_url = await site.served(await site.app(tokens=Tokens.load(file)))
+    http = await site.http(base_url, taken)
+    async with http.stream("GET", f"/http_echo/stream/{run}") as answer:
+        lines = answer.aiter_lines()
+        while "submitted" not in await anext(lines):
+            pass
+        file.write_text(tables[0])
+        # to the end of the answer: the run itself goes on
+        assert not [line async for line in lines if line.startswith("event: ")]
+    assert (await http.get(f"/http_echo/runs/{run}")).status_code == 401
+    assert (await (await site.http(base_url, kept)).get(f"/http_echo/runs/{run}")).json()["status"] == "queued"

@@ -51,4 +51,15 @@ def test_a_token_needs_one_owner_or_all(argv: list[str], capsys: pytest.CaptureF
 
 def test_a_file_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["token", "--owner", "a", "--file", str(tmp_path)]) == 2
-    assert "is in no file" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "no token was made" in told.err
+    # nobody shall hand out a token that is in no file
+    assert told.out == ""
+
+
+def test_a_file_that_is_no_toml_is_left_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text("garbage [")
+    assert main(["token", "--owner", "a", "--file", str(file)]) == 2
+    told = capsys.readouterr()
+    assert ("is no TOML" in told.err, told.out, file.read_text()) == (True, "", "garbage [")

@@ -107,3 +107,43 @@ def test_roles_include_those_before_them() -> None:
         Principal("a", "admin")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError):
         Principal("", Role.READ)
+
+
+def test_a_token_is_taken_back_by_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pyrula.http.tokens.LOOK_SECONDS", 0.0)
+    caplog.set_level("INFO", logger="pyrula.http")
+    one, two = new_token(), new_token()
+    tables = [f'[[tokens]]\nhash = "{hash_of(each)}"\nowner = "a"\nrole = "read"\n' for each in (one, two)]
+    tokens = tokens_of(tmp_path, "\n".join(tables))
+    file = tmp_path / "tokens.toml"
+
+    def known() -> list[bool]:
+        return [tokens.find(each) is not None for each in (one, two)]
+
+    assert known() == [True, True]
+    file.write_text(tables[1])
+    assert known() == [False, True]
+    # half written, or gone for a moment: nobody is let in or locked out by that
+    file.write_text("[[tok")
+    assert known() == [False, True]
+    file.unlink()
+    assert known() == [False, True]
+    assert [record.levelname for record in caplog.records] == ["INFO", "ERROR", "ERROR"]
+    # another file in its place
+    other = tmp_path / "other.toml"
+    other.write_text(tables[0])
+    other.rename(file)
+    assert known() == [True, False]
+    file.write_text("")
+    assert known() == [False, False]
+
+
+def test_a_file_is_looked_at_once_in_a_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyrula.http.tokens.LOOK_SECONDS", 3600.0)
+    token = new_token()
+    tokens = tokens_of(tmp_path, f'[[tokens]]\nhash = "{hash_of(token)}"\nowner = "a"\nrole = "read"\n')
+    assert tokens.find(token) is not None
+    (tmp_path / "tokens.toml").write_text("")
+    assert tokens.find(token) is not None
