@@ -171,17 +171,17 @@ def find_kafka_worker(target: str) -> KafkaWorker:
     raise Problem(f"{target} is a {type(worker).__name__}: it needs no topics")
 
 
-def find_store(target: str, namespace: str | None, shards: int | None) -> Store:
-    """A store by its URL, or the one that ``module:name`` names: a store, or a worker's."""
+def find_store(target: str, namespace: str | None, shards: int | None, option: str = "--store ") -> Store:
+    """A store by its URL, or the one that ``module:name`` names: a store, or a worker's. `option` gave it."""
     if "://" in target:
         given: dict[str, Any] = {"namespace": namespace, "shards": shards}
         try:
             return ValkeyStore(target, **{name: value for name, value in given.items() if value is not None})
         except ConfigurationError as error:
-            raise Problem(f"--store {target}: {error}") from None
+            raise Problem(f"{option}{target}: {error}") from None
     if ":" not in target or target.rpartition(":")[2].isdecimal():
         raise Problem(
-            f"--store {target}: give a URL like valkey://localhost:6379, or MODULE:NAME of a store or a worker"
+            f"{option}{target}: give a URL like valkey://localhost:6379, or MODULE:NAME of a store or a worker"
         )
     if namespace is not None or shards is not None:
         raise Problem(f"--namespace and --shards go with a store's URL; {target} knows its own")

@@ -1,6 +1,7 @@
 """`pyrula serve`: the HTTP API of a store, and beside it, in the same process, the worker that was named.
 
-The worker and the API end together: at a signal both drain; when one fails, the other is stopped.
+The worker and the API end together: at a signal both drain; when one fails, the other is stopped. A store that isn't as
+it must be ends the start; one that doesn't answer is told of, and waited for.
 """
 
 import argparse
@@ -8,15 +9,16 @@ import asyncio
 import logging
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyrula.cli.damper import Damper
 from pyrula.cli.extra import needing_http
 from pyrula.cli.load import Worker, find_store, find_worker, import_named
-from pyrula.cli.numbers import count
+from pyrula.cli.numbers import count, port
 from pyrula.cli.problem import Problem
 from pyrula.workflows import MemoryStore, ValkeyStore, WorkflowClient, WorkflowWorker
-from pyrula.workflows.errors import ConfigurationError, PyrulaError
+from pyrula.workflows.errors import ConfigurationError, PyrulaError, StoreUnavailable
 from pyrula.workflows.signals import process_signals
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ log = logging.getLogger("pyrula.cli")
 
 TOKENS_VARIABLE = "PYRULA_TOKENS"
 _DRAIN_SECONDS = 10.0
+_STORE_SECONDS = 3.0
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -41,7 +44,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument("target", metavar="TARGET", help="such as shop.orders:worker, or valkey://localhost:6379")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8321, help="8321 is the default; 0: any that is free")
+    parser.add_argument("--port", type=port, default=8321, help="8321 is the default; 0: any that is free")
     parser.add_argument(
         "--tokens", metavar="TOML", help=f"the file with the tokens, see `pyrula token` (${TOKENS_VARIABLE})"
     )
@@ -72,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         logging.getLogger("uvicorn").setLevel("WARNING")
     for handler in logging.getLogger().handlers:
         handler.addFilter(Damper())
+    _check_certificate(arguments)
     for module in arguments.modules:
         import_named(module)
     worker = None if "://" in arguments.target else find_worker(arguments.target)
@@ -102,9 +106,21 @@ def run(arguments: argparse.Namespace) -> int:
         return 130
 
 
+def _check_certificate(arguments: argparse.Namespace) -> None:
+    if arguments.tls_key is not None and arguments.tls_cert is None:
+        raise Problem("--tls-key is the key of a certificate: give it by --tls-cert")
+    for option, path in (("--tls-cert", arguments.tls_cert), ("--tls-key", arguments.tls_key)):
+        if path is None:
+            continue
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise Problem(f"{option} {path}: {error.strerror}") from error
+
+
 def _client(arguments: argparse.Namespace, worker: Worker | None) -> WorkflowClient:
     if worker is None:
-        return WorkflowClient(find_store(arguments.target, arguments.namespace, arguments.shards))
+        return WorkflowClient(find_store(arguments.target, arguments.namespace, arguments.shards, option=""))
     if isinstance(worker, WorkflowWorker):
         return worker.client
     if not isinstance(worker.store, (MemoryStore, ValkeyStore)):
@@ -127,8 +143,23 @@ class _Beside:
         return self.worker.health().state
 
 
+async def _open(client: WorkflowClient) -> None:
+    """ConfigurationError for what no waiting mends."""
+    try:
+        async with asyncio.timeout(_STORE_SECONDS):
+            await client.store.open()
+    except ConfigurationError:
+        await client.close()
+        raise
+    except (StoreUnavailable, TimeoutError):
+        log.warning("%r doesn't answer yet: until it does, what needs it is answered with 503", client.store)
+
+
 async def _serve(app: "HttpApp", server: "HttpServer", client: WorkflowClient, worker: Worker | None) -> int:
     loop = asyncio.get_running_loop()
+    if worker is None:
+        # a worker says so itself
+        await _open(client)
     serving = loop.create_task(server.run_until_stopped(), name="http")
     tasks: list[asyncio.Task[None]] = [serving]
     if worker is not None:

@@ -27,6 +27,7 @@ MAX_DEPTH: Final = 100
 BODY_SECONDS: Final = 30.0
 """For a whole body to arrive."""
 
+_TOO_DEEP: Final = f"the body has more than {MAX_DEPTH} objects or lists in each other"
 _DISCARDED: Final = 64 * 1024 * 1024
 _DISCARD_SECONDS: Final = 5.0
 
@@ -44,6 +45,8 @@ class BoundedRequest(Request):
             self._whole = await self._read()
             if self._whole and not _is_json(self.headers.get("content-type", "")):
                 raise Refusal("UnsupportedMediaType", "a body must be JSON: send Content-Type: application/json")
+            if self._whole and self.headers.get("content-encoding", "identity").lower() != "identity":
+                raise Refusal("UnsupportedMediaType", "a body must be sent as it is: without Content-Encoding")
         return self._whole
 
     async def json(self) -> Any:
@@ -64,7 +67,9 @@ class BoundedRequest(Request):
             text = f"the body didn't arrive within {BODY_SECONDS:g} s"
             raise Refusal("RequestTimeout", text, headers={"Connection": "close"}) from None
         kept.clear()
-        await self._discard()
+        if self.headers.get("expect", "").lower() != "100-continue":
+            # else it hasn't been sent yet, and need not be
+            await self._discard()
         text = f"a body may have {self._max_body:,} bytes; keep large values elsewhere and pass a reference"
         raise Refusal("BodyTooLarge", text, headers={"Connection": "close"})
 
@@ -87,9 +92,10 @@ def parse(data: bytes) -> Any:
         value = pydantic_core.from_json(data, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
         # jiter's own limit of depth is above ours
-        raise Refusal("InvalidJSON", f"the body is no JSON: {error}") from None
+        text = _TOO_DEEP if "recursion limit" in str(error) else f"the body is no JSON: {error}"
+        raise Refusal("InvalidJSON", text) from None
     if _deeper_than(value, MAX_DEPTH):
-        raise Refusal("InvalidJSON", f"the body has more than {MAX_DEPTH} objects or lists in each other")
+        raise Refusal("InvalidJSON", _TOO_DEEP)
     return value
 
 

@@ -1,6 +1,7 @@
 """Requests that mean harm: clear answers, bounded memory, and the server goes on."""
 
 import asyncio
+import gzip
 import json
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -71,6 +72,20 @@ async def test_who_declares_a_large_body_is_told_before_sending_it(site: Site) -
     head = b"POST /a/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
     answer = await raw(str(http.base_url), head)
     assert body_of(answer)["code"] == "BodyTooLarge"
+    # who asks whether it may be sent isn't told to go on
+    answer = await raw(str(http.base_url), head.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+    assert b"100 Continue" not in answer
+    assert body_of(answer)["code"] == "BodyTooLarge"
+
+
+async def test_a_body_that_is_compressed_is_refused_by_its_header(site: Site) -> None:
+    http = await site.local()
+    packed = gzip.compress(b'{"params": {}}')
+    answer = await http.post("/http_echo/runs", content=packed, headers=JSON | {"Content-Encoding": "gzip"})
+    assert (answer.status_code, answer.json()["code"]) == (415, "UnsupportedMediaType")
+    assert "Content-Encoding" in answer.json()["detail"]
+    plain = await http.post("/http_echo/runs", content=b"{}", headers=JSON | {"Content-Encoding": "identity"})
+    assert plain.status_code == 201
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.services.child import free_port
 from tests.services.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -105,8 +106,12 @@ def test_a_store_alone_with_tokens(valkey: str, namespace: str, tmp_path: Path) 
     [
         (["http_orders:worker", "--host", "0.0.0.0"], r"won't listen on '0\.0\.0\.0'.*--tokens.*--allow-anonymous"),
         (["http_orders:nosuch"], "has no 'nosuch'"),
-        (["http_orders:worker", "--tokens", "nosuch.toml"], r"nosuch\.toml can't be read"),
+        (["http_orders:worker", "--tokens", "nosuch.toml"], r"nosuch\.toml: it can't be read"),
         (["valkey://localhost:1", "--import", "nosuchmodule"], "no module 'nosuchmodule'"),
+        (["http_orders:worker", "--port", "65536"], "'65536' is no port: a whole number from 0 to 65535"),
+        (["http_orders:worker", "--tls-cert", "nosuch.pem"], r"--tls-cert nosuch\.pem: No such file"),
+        (["http_orders:worker", "--tls-key", "http_orders.py"], "give it by --tls-cert"),
+        (["http://localhost:1"], r"^pyrula: http://localhost:1: the store's URL .* can't be used"),
     ],
 )
 def test_why_it_cannot_serve(tmp_path: Path, arguments: list[str], told: str) -> None:
@@ -133,9 +138,31 @@ def test_a_port_that_is_taken_ends_the_worker_too(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
-    with serving(EXAMPLES, tmp_path, "http_orders:worker", "--tls-cert", "nosuch.pem") as served:
+def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    with serving(EXAMPLES, tmp_path, "http_orders:worker", "--tls-cert", "http_orders.py") as served:
         assert served.process.wait(timeout=60) == 1
     said = (tmp_path / "log").read_text()
-    assert "the API can't be served: [Errno 2]" in said
+    assert "the API can't be served: " in said
+    assert "Traceback" not in said
+
+
+def test_a_store_that_is_not_as_it_must_be_ends_the_start(valkey: str, namespace: str, tmp_path: Path) -> None:
+    with serving(EXAMPLES, tmp_path, valkey, "--namespace", namespace, "--shards", "2") as served:
+        served.url()
+    (tmp_path / "second").mkdir()
+    with serving(EXAMPLES, tmp_path / "second", valkey, "--namespace", namespace, "--shards", "4") as served:
+        assert served.process.wait(timeout=60) == 1
+    said = (tmp_path / "second" / "log").read_text()
+    assert "has 2 shards" in said
+    assert "Traceback" not in said
+
+
+def test_a_store_that_does_not_answer_is_told_of_and_waited_for(tmp_path: Path) -> None:
+    with serving(EXAMPLES, tmp_path, f"valkey://127.0.0.1:{free_port()}") as served:
+        with httpx.Client(base_url=served.url()) as http:
+            assert http.get("/healthz").status_code == 200
+            ready = http.get("/readyz")
+            assert (ready.status_code, ready.json()["parts"]) == (503, {"store": "unreachable"})
+        said = served.end()
+    assert "doesn't answer yet: until it does, what needs it is answered with 503" in said
     assert "Traceback" not in said
