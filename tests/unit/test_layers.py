@@ -62,8 +62,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pyrula.kafka.",),
     ("pyrula.kafka",),
     tuple(f"pyrula.http.{name}" for name in ("problems", "tokens")),
-    tuple(f"pyrula.http.{name}" for name in ("access", "bodies", "waiting")),
-    tuple(f"pyrula.http.{name}" for name in ("api", "following", "models", "routing", "views")),
+    tuple(f"pyrula.http.{name}" for name in ("access", "bodies", "pieces", "waiting")),
+    tuple(f"pyrula.http.{name}" for name in ("api", "following", "models", "named", "routing", "views")),
     ("pyrula.http.runs",),
     tuple(
         f"pyrula.http.{name}"
