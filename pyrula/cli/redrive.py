@@ -61,7 +61,7 @@ async def _redrive(worker: KafkaWorker, which: str, group: str | None) -> int:
 async def _asked_for(client: WorkflowClient, worker: KafkaWorker, which: str, group: str | None) -> "RunHandle[Any]":
     place = _place(which)
     if place is None:
-        run = client.handle("", which)
+        run = client.handle((await client.origin("", which)).name, which)
         await run.retry()
         return run
     fitting = [one for one in worker.bindings if group in (None, one.group)]

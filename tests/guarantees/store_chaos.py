@@ -66,7 +66,8 @@ class Clients:
         except RunFinishedError as error:
             # it ended under whoever talked to it
             run_id = error.run_id
-            detail = await patiently(lambda: self.client.detail("any", run_id))
+            name = (await patiently(lambda: self.client.origin("", run_id))).name
+            detail = await patiently(lambda: self.client.detail(name, run_id))
             given_up = detail.error is not None and WORN in detail.error.message
             (self.worn if given_up else self.wrong).append(f"{kind.__name__} {number}: {error}: {detail.error}")
         except Exception as error:  # noqa: BLE001 - told at the end, with the others
