@@ -41,10 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _read(client: WorkflowClient, arguments: argparse.Namespace) -> RunExplanation:
     async with client:
-        found = await client.explain(arguments.workflow, arguments.run_id)
-    if found.workflow != arguments.workflow:
-        raise Problem(f"run {arguments.run_id} is one of workflow {found.workflow!r}, not of {arguments.workflow!r}")
-    return found
+        return await client.explain(arguments.workflow, arguments.run_id)
 
 
 def _text(value: object) -> str:

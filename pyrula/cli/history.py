@@ -55,8 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
 async def _read(client: WorkflowClient, arguments: argparse.Namespace) -> History:
     async with client:
         detail = await client.detail(arguments.workflow, arguments.run_id)
-        if detail.name != arguments.workflow:
-            raise Problem(f"run {arguments.run_id} is one of workflow {detail.name!r}, not of {arguments.workflow!r}")
         try:
             return await client.history(arguments.workflow, arguments.run_id, link=arguments.link)
         except RunNotFoundError:

@@ -45,7 +45,7 @@ async def test_what_cannot_be_explained(valkey: str, namespace: str) -> None:
         run = await client.submit(sync, {"tenant_id": "acme"})
         store = ["--store", valkey, "--namespace", namespace]
         status, _, err = await pyrula("other", run.run_id, *store)
-        assert (status, "is one of workflow 'explain_sync'" in err) == (2, True)
+        assert (status, "it is of workflow 'explain_sync', not of 'other'" in err) == (2, True)
         status, _, err = await pyrula("explain_sync", "00-01JDZ8Z5Y3Q4R5S6T7V8W9XABC", *store)
         assert (status, "pyrula: " in err) == (2, True)
         await run.cancel()

@@ -88,7 +88,7 @@ async def test_a_runs_history_is_saved_and_replayed(valkey: str, namespace: str,
             assert told.startswith(f"pyrula: {problem}")
         status, _, told = await pyrula(tmp_path, "orders", run.run_id, *store)
         assert status == 2
-        assert told == f"pyrula: run {run} is one of workflow 'history_links', not of 'orders'\n"
+        assert told == f"pyrula: no run has the id '{run}': it is of workflow 'history_links', not of 'orders'\n"
     finally:
         await run.cancel()
         worker.stop()
