@@ -3,7 +3,7 @@
 Rules: a position is a link of the chain and how many of its events were read; it is what a client sends back after a
 break, and holds in any process. Events are read from the store by number, so that a worker's death, a wake-up that got
 lost or a server that was restarted leave no gap and repeat nothing. They are read page by page, however many there are:
-of a long history no more is held than a page of it, of which an item of 1 MiB is as much as thousands of small ones.
+of a long history no more is held than a page of it, which is short where items are large.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from pyrula.workflows.store.runs import Result
 __all__ = ["Ended", "Happened", "Position", "follow", "told"]
 
 _FIRST_PAGE: Final = 8
-_LONGEST_PAGE: Final = 512
+_LONGEST_PAGE: Final = 64
 _SMALL: Final = 64 * 1024
 _LARGE: Final = 512 * 1024
 _POSITION: Final = re.compile(r"([1-9]\d{0,8})-(\d{1,12})(\.end)?", re.ASCII)
