@@ -235,11 +235,11 @@ class Driver:
                 woken.clear()
             if await there():
                 return
+            if not moves and not told:
+                told = await self._tell_paused(run_id)
             left = None if limit is None else limit - self.clock.monotonic()
             if left is not None and left <= 0:
                 return
-            if not moves and not told:
-                told = await self._tell_paused(run_id)
             if moves:
                 await self._until_moved(left, woken)
             elif not await self.pass_time(left, woken):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, overload
 
-from pyrula.workflows.client.explain import RunExplanation, explained, served_by
+from pyrula.workflows.client.explain import RunExplanation, bound_to, explained, served_by
 from pyrula.workflows.client.interrupts import OnInterrupt, Reception
 from pyrula.workflows.client.refs import RunRef, checked_text, seconds_or_none
 from pyrula.workflows.client.report import RunReport, report_of
@@ -363,11 +363,11 @@ class RunCalls:
             outlook = await self.store.outlook(run)
         except RunNotFoundError:
             return explained(detail, None, None)  # a record's run: its partition has it
-        served = None
-        if detail.status is RunStatus.QUEUED and not self._in_process:
-            bound = RecordId.parse(str(run_id)) is not None
-            served = served_by(await self.store.enlisted(), detail.name, detail.version, bound=bound)
-        return explained(detail, outlook, served)
+        if detail.status is not RunStatus.QUEUED or self._in_process:
+            return explained(detail, outlook, None)
+        workers, of_record = await self.store.enlisted(), RecordId.parse(run) is not None
+        served = served_by(workers, detail.name, detail.version, bound=of_record)
+        return explained(detail, outlook, served, "" if of_record else bound_to(workers, detail.name, detail.version))
 
 
 def signal_message(signal: str, payload: Any, signal_id: str | None) -> Message:

@@ -17,7 +17,7 @@ from pyrula.workflows.store.payloads import read_failure
 from pyrula.workflows.store.registry import WorkerEntry
 from pyrula.workflows.store.runs import RunDetail
 
-__all__ = ["RunExplanation", "explained", "served_by"]
+__all__ = ["RunExplanation", "bound_to", "explained", "served_by"]
 
 _NAMED = 3
 _LAST_SECOND = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()  # later ones are no datetime
@@ -66,15 +66,29 @@ def served_by(workers: Sequence[WorkerEntry], name: str, version: str | None, *,
     )
 
 
-def explained(detail: RunDetail, outlook: Outlook | None, served: bool | None) -> RunExplanation:
-    """`outlook` None: nothing is kept of how it waits (a record's run)."""
+def bound_to(workers: Sequence[WorkerEntry], name: str, version: str | None) -> str:
+    """A topic that one of them has this workflow and version bound to; "" if none has."""
+    return next(
+        (
+            each.topic
+            for worker in workers
+            for each in worker.served
+            if each.topic is not None and each.name == name and version in (None, each.version)
+        ),
+        "",
+    )
+
+
+def explained(detail: RunDetail, outlook: Outlook | None, served: bool | None, bound: str = "") -> RunExplanation:
+    """`outlook` None: nothing is kept of how it waits (a record's run). `bound`: a topic whose records are all that
+    live workers run by this workflow."""
     outlook = outlook or Outlook(None, detail.created_at)
     return RunExplanation(
         run_id=detail.run_id,
         workflow=detail.name,
         version=detail.version,
         status=detail.status,
-        text=_sentence(detail, outlook, served),
+        text=_sentence(detail, outlook, served, bound),
         since=_time(outlook.since),
         worker=detail.worker,
         waits=detail.waits,
@@ -90,11 +104,11 @@ def explained(detail: RunDetail, outlook: Outlook | None, served: bool | None) -
     )
 
 
-def _sentence(detail: RunDetail, outlook: Outlook, served: bool | None) -> str:
+def _sentence(detail: RunDetail, outlook: Outlook, served: bool | None, bound: str) -> str:
     status = detail.status
     if status is RunStatus.QUEUED:
         age = "" if outlook.since is None else f" {_duration(outlook.now - outlook.since)}"
-        return f"queued{age}: {_obstacles(detail, outlook, served)}"
+        return f"queued{age}: {_obstacles(detail, outlook, served, bound)}"
     since = "" if outlook.since is None else f" since {_moment(outlook.since)}"
     if status is RunStatus.RUNNING:
         return f"running on worker {detail.worker}{since}"
@@ -110,12 +124,13 @@ def _sentence(detail: RunDetail, outlook: Outlook, served: bool | None) -> str:
     return f"{status}{since}"
 
 
-def _obstacles(detail: RunDetail, outlook: Outlook, served: bool | None) -> str:
+def _obstacles(detail: RunDetail, outlook: Outlook, served: bool | None, bound: str) -> str:
     if outlook.behind is not None:
         return f"{_ordinal(outlook.before)} behind run {outlook.behind}, for which its lane waits"
     if served is False:
         version = "" if detail.version is None else f" version {detail.version}"
-        return f"no live worker serves {detail.name}{version}"
+        only = f" but for the records of topic {bound}: start a WorkflowWorker with it" if bound else ""
+        return f"no live worker serves {detail.name}{version}{only}"
     found = []
     limit, rate = outlook.limit, outlook.rate
     if limit is not None and (outlook.used >= limit.max or outlook.gate == "Limit"):

@@ -47,9 +47,18 @@ async def test_nobody_serves_it(client: WorkflowClient, holder: Holder) -> None:
     run_id = await submit(client)
     await holder.store.enlist("old", (Enlisted(NAME, "1", None, True), Enlisted("other", "2", None, False)))
     found = await said(client, run_id)
-    assert found.text.startswith("queued 0.")
+    assert found.text.startswith("queued ")
     assert found.text.endswith("s: no live worker serves explained version 2")
     assert found.served is False
+
+
+async def test_only_records_are_run_by_it(client: WorkflowClient, holder: Holder) -> None:
+    """The only live worker of it is a KafkaWorker, which takes no submitted runs."""
+    run_id = await submit(client)
+    await holder.store.enlist("kafka", (Enlisted(NAME, "2", "orders", False),))
+    found = await said(client, run_id)
+    told = "no live worker serves explained version 2 but for the records of topic orders: start a WorkflowWorker"
+    assert (told in found.text, found.served) == (True, False)
 
 
 async def test_next_in_turn(client: WorkflowClient, live: Holder) -> None:
