@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _discard(worker: KafkaWorker, run_id: str) -> int:
     async with WorkflowClient(worker.store) as client:
-        status = await client.handle("", run_id).cancel(timeout=_CANCEL_SECONDS)
+        name = (await client.origin("", run_id)).name
+        status = await client.cancel(name, run_id, timeout=_CANCEL_SECONDS)
     print(f"{run_id} is {status}" if status in TERMINAL else f"{run_id} is {status}, and ends when a worker gets to it")
     return 0
 
