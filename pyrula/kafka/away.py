@@ -33,7 +33,7 @@ log = logging.getLogger("pyrula.kafka")
 ASK_SECONDS: Final = 1.0
 MOST_ASKED: Final = 500
 # Of one call: it is one script, while the server does nothing else.
-MOST_SENT: Final = 200
+MOST_SENT: Final = 100
 MOST_BYTES: Final = 1 << 20
 
 

@@ -22,46 +22,55 @@ if stored[1] ~= token then
   return {'lost'}
 end
 local below, place = tonumber(stored[2] or '0'), SHARED + 5
+local before = tonumber(redis.call('HGET', lanes, '#') or '0')
+local in_all = before
 
--- The record's run, unless it ended while its record waited.
-local function begin(id, position, params, lane)
-  local keys = {unpack(KEYS, place, place + 6)}
-  local hash = keys[1]
-  local packed = redis.call('HGET', hash, 'here')
+-- What is known of the record's run so far; nil if that has ended while its record waited. What is there of a former
+-- record of that position goes.
+local function known(keys, position)
+  if redis.call('EXISTS', keys[1]) == 0 then
+    return {q = 0}
+  end
+  local packed = redis.call('HGET', keys[1], 'here')
   local state = packed and cmsgpack.unpack(packed)
   local counted = redis.call('HEXISTS', board, position) == 1
-  local ended = state and (state.s == 'completed' or state.s == 'failed' or state.s == 'cancelled')
-  if ended and counted then
-    return
+  if state and (state.s == 'completed' or state.s == 'failed' or state.s == 'cancelled') then
+    if counted then
+      return nil
+    end
+    state = nil
   end
-  if not state or ended then
-    -- what is there is of a former record of that position
+  if not state then
     redis.call('UNLINK', unpack(keys))
-    state = {q = 0}
+    return {q = 0}
   end
-  redis.call(
-    'HSET', hash, 'name', name, 'version', version, 'metadata', metadata, 'created', string.format('%.0f', now()),
-    'owner', '', 'params', params, 'digest', '', 'handed', lane
-  )
-  redis.call('HDEL', hash, 'here', 'error')
+  redis.call('HDEL', keys[1], 'here', 'error')
   redis.call('UNLINK', keys[2])
-  redis.call('RPUSH', keys[3], event)
   for _, key in ipairs(keys) do
     redis.call('PERSIST', key)
   end
   if counted then
     redis.call('HSET', board, position, -2)
   end
+  return state
+end
+
+local function begin(id, keys, state, params, lane)
+  redis.call(
+    'HSET', keys[1], 'name', name, 'version', version, 'metadata', metadata, 'created', string.format('%.0f', now()),
+    'owner', '', 'params', params, 'digest', '', 'handed', lane
+  )
+  redis.call('RPUSH', keys[3], event)
   local key = struct.pack('>BI8', 128, redis.call('HINCRBY', META, 'submit', 1))
   local member = string.char(#lane) .. lane .. key .. struct.pack('>I4', #params) .. id
   redis.call('ZADD', queue, 0, member)
-  redis.call('HINCRBY', lanes, '#', #params)
   save(id, {
     s = 'queued', c = class, o = owner, k = key, l = 1, e = 0, n = 0, a = 1, d = 0, q = state.q, m = workflow, v = version,
     x = state.x, A = now(), L = lane, B = member
   })
-  changed(id)
-  return true
+  if state.s then
+    changed(id)
+  end
 end
 
 local answers = {}
@@ -74,14 +83,14 @@ for number = 1, count() do
       local full = entry.queued >= most_records or entry.bytes + #params > most_bytes
       if entry.head == '-' and entry.queued == 0 then
         stop = 'home'
-      elseif
-        full or tonumber(redis.call('HGET', lanes, '#') or '0') + #params > most_in_all
-        or redis.call('HEXISTS', RUN, id) == 1
-      then
+      elseif full or in_all + #params > most_in_all or redis.call('HEXISTS', RUN, id) == 1 then
         stop = 'full'
       else
-        if begin(id, position, params, lane) then
-          entry.queued, entry.bytes = entry.queued + 1, entry.bytes + #params
+        local keys = {unpack(KEYS, place, place + 6)}
+        local state = known(keys, position)
+        if state then
+          begin(id, keys, state, params, lane)
+          entry.queued, entry.bytes, in_all = entry.queued + 1, entry.bytes + #params, in_all + #params
         end
         entry.floor, written = tonumber(position), true
       end
@@ -96,5 +105,8 @@ for number = 1, count() do
   end
   answers[number] = {taken, stop or 'all'}
 end
-redis.call('PERSIST', queue)
+if in_all > before then
+  redis.call('HSET', lanes, '#', in_all)
+  redis.call('PERSIST', queue)
+end
 return answers
