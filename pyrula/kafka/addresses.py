@@ -61,8 +61,8 @@ class Addresses:
         bounds: LaneBounds,
     ) -> None:
         self.partition = partition
-        self._bounds = bounds
-        self._hands_over = hands_over and store.hands_over
+        self._hands_over = hands_over and store.hands_over and not partition.binding.exactly_once
+        self._bounds = bounds if self._hands_over else NO_QUEUE
         self.registration = registered.registration
         self.news = -1
         self._end = end
@@ -88,7 +88,7 @@ class Addresses:
         attended = self.partition.addressed.get(position)
         if attended is None:
             attended = AttendedRun(self.partition, position, self._store, self._slots, self._verdict, self._clock)
-            if self._hands_over and not self.partition.binding.exactly_once:
+            if self._hands_over:
                 attended.departure = self._hand_over
             self.partition.addressed[position] = attended
             self._counts.setdefault(position, 0)

@@ -198,6 +198,24 @@ async def test_no_queue_if_none_is_wanted(rig: Rig, client: WorkflowClient) -> N
     assert executed == in_order("w0", "o1")
 
 
+async def test_nothing_is_queued_where_nothing_is_handed_over_any_more(
+    rig: Rig, client: WorkflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.create()
+    await rig.produce(records(b"a", "w0"))
+    binding = rig.binding(handle_order)
+    async with rig.running(binding):
+        await rig.until_committed(1)
+    await rig.produce(records(b"a", "o1"))
+    monkeypatch.setattr(ValkeyStore, "hands_over", False)
+    async with rig.running(binding):
+        await asyncio.sleep(1.5)
+        assert await rig.offset() == 1
+        await (await client.record_run(binding, 0, 0)).signal("paid")
+        await rig.until_committed(2)
+    assert executed == in_order("w0", "o1")
+
+
 async def test_the_one_lane_of_a_partition_has_no_queue(rig: Rig, client: WorkflowClient) -> None:
     await rig.create()
     await rig.produce([*records(b"a", "w0"), *records(b"b", "o1")])
