@@ -19,6 +19,7 @@ from pyrula.kafka.away import AwayLanes
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.partition import Partition, Raw, RecordRun
 from pyrula.kafka.record import address_of, served_name
+from pyrula.kafka.settling import Settling
 from pyrula.kafka.stored_record import encode_record
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import dumps
@@ -296,6 +297,7 @@ class AddressBook:
         self._clock = clock
         self._worker = secrets.token_hex(8)
         self._open: dict[str, Addresses] = {}
+        self._settling = Settling(store)
         self._served: dict[Binding, tuple[Slots, Verdict, LaneBounds]] = {}
         self._subscription: Subscription | None = None
         self._polling: asyncio.Task[None] | None = None
@@ -308,13 +310,15 @@ class AddressBook:
         """The binding has no runs any more."""
         self._served.pop(binding, None)
 
-    def start(self) -> None:
-        """Listen and look from now on."""
+    async def start(self) -> None:
+        """Listen and look from now on. Raises StoreUnavailable."""
+        await self._settling.start()
         self._subscription = self._store.on_inbox(self._worker, self._woken)
         self._polling = asyncio.get_running_loop().create_task(self._poll(), name="look at addressed runs")
 
     async def stop(self) -> None:
         """End it; the partitions were let go before."""
+        await self._settling.stop()
         if self._subscription is not None:
             self._subscription.close()
         if self._polling is not None:
@@ -354,6 +358,7 @@ class AddressBook:
         slots, verdict, bounds = self._served[partition.binding]
         addresses = Addresses(partition, registered, self._store, slots, verdict, self._clock, end, hands_over, bounds)
         partition.addresses = addresses
+        partition.entrust = self._settling.entrust
         key = f"{partition.shard}-{registered.registration.address}"
         self._open[key] = addresses
 

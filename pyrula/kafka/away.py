@@ -114,8 +114,7 @@ class AwayLanes:
                 self._wake.set()
         if not known:
             return records
-        partition.tracker.complete(known)
-        partition.changed = True
+        partition.entrust(partition, list(known))
         return [record for record in records if record.offset not in known]
 
     def keeps(self, head: Any) -> bool:
@@ -202,7 +201,7 @@ class AwayLanes:
             self._home(lane, away)
             return
         if answer.where == "taken":
-            self._partition.complete(self._taken(lane, away, 1), left=True)
+            self._partition.complete(self._taken(lane, away, 1), left=True, stored=True)
             away.due = True
         elif not away.due:  # else something has happened since
             away.still, away.known = answer.where == "open", monotonic()

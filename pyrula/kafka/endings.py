@@ -92,7 +92,7 @@ class RunEndings:
             assert outcome.error is not None
             self._failed(run, outcome.error)
         elif outcome.status == "parked":
-            partition.complete([run.origin])
+            partition.complete([run.origin], stored=True)
             self._tell("handed_over", partition, run.origin, run.attempt, None, run.started)
             self._release(partition)
         elif outcome.status == "cancelled":
@@ -214,14 +214,14 @@ class RunEndings:
         """The run was handed over; it was not in flight."""
         partition = run.partition
         if not partition.closed:
-            partition.complete([run.origin])
+            partition.complete([run.origin], stored=True)
             self._tell("handed_over", partition, run.origin, run.attempt, None, run.started)
             self.pool.offer(partition)
 
     def lined_up(self, partition: Partition, records: Sequence[Raw]) -> None:
         """The records are queued in the store, and have left their lane here."""
         if not partition.closed:
-            partition.complete(records, left=True)
+            partition.complete(records, left=True, stored=True)
             for record in records:
                 self._tell("handed_over", partition, record, 0, None, monotonic())
 
@@ -422,7 +422,7 @@ class RunEndings:
             self._settled(kind, partition, record, 0, "it had failed before" if end == "failed" else None, monotonic())
             return
         if not partition.closed:
-            partition.complete([record])
+            partition.complete([record], stored=True)
         self._release(partition)
 
     def cancel(self, partition: Partition, record: Raw) -> None:

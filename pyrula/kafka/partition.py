@@ -258,6 +258,7 @@ class Partition:
         self._queue = commits.lane(source, token, self._marks, self._flushed)
         self.on_flushed: Callable[[Partition, Flush], None] | None = None
         self.transactor: Transacting | None = None
+        self.entrust: Callable[[Partition, Sequence[int]], None] = Partition.settled
         self._spilled = spilled or DoneRows()
         self.marked: dict[int, Mark] = {}
         self.marks: Marks | None = None
@@ -282,13 +283,16 @@ class Partition:
         self.lanes.extend(records)
         self.check_bounds()
 
-    def complete(self, records: Sequence[Raw], *, left: bool = False) -> None:
-        """These records need nothing more, ever: their offsets count, their lanes go on, which they may have `left`."""
+    def complete(self, records: Sequence[Raw], *, left: bool = False, stored: bool = False) -> None:
+        """These records need nothing more here: their offsets count, their lanes go on, which they may have `left`.
+        Those that aren't done but `stored` count once that is sure."""
         if self.closed:
             return
         offsets = [record.offset for record in records]
-        self.tracker.complete(offsets)
-        self.changed = True
+        if stored:
+            self.entrust(self, offsets)
+        else:
+            self.settled(offsets)
         self.buffered -= len(records)
         self.buffered_bytes -= _size(records)
         if not left:
@@ -302,6 +306,16 @@ class Partition:
             self._top = records[offsets.index(highest)]
         if self._holds & BUFFER and self.buffered * 2 <= self.bounds.records:
             self.check_bounds()
+
+    def settled(self, offsets: Iterable[int]) -> None:
+        """These offsets count."""
+        self.tracker.complete(offsets)
+        self.changed = True
+
+    def reopen(self) -> None:
+        """What was known of the store is in doubt: drop what there is, and open the partition again."""
+        if not self.closed:
+            self._fenced(self)
 
     def reckon(self, records: Sequence[Raw]) -> None:
         """Count the offsets of these records as done in the commit that is about to be made; they are completed, or the

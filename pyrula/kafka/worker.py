@@ -275,7 +275,7 @@ class KafkaWorker:
         if isinstance(self.store, Registry):
             await self._enter(self.store)
         self._commits = GroupCommit(self.store.append_rows)
-        self._book.start()
+        await self._book.start()
         groups = self._make_pools()
         for (cluster, group), pools in groups.items():
             consumer = GroupConsumer(

@@ -49,6 +49,30 @@ async def opened(store: ValkeyStore) -> None:
         await store.close()
 
 
+async def test_what_everysec_asks_of_a_server(synced: SyncedValkey, settings: Server, namespace: str) -> None:
+    store = ValkeyStore(synced.url, namespace=namespace, durability="everysec", timeout=2, retry_for=5)
+    assert (store.hands_over, store.settles) == (True, True)
+    for mode in ("always", "everysec"):
+        await settings.call("CONFIG", "SET", "appendfsync", mode)
+        await opened(store)
+        found = await store.persistence()
+        await store.close()
+        assert (found.mode, len(found.server)) == (mode, 40)
+    for name, wrong, right in (
+        ("appendfsync", "no", "everysec"),
+        ("no-appendfsync-on-rewrite", "yes", "no"),
+        ("appendonly", "no", "yes"),
+    ):
+        await settings.call("CONFIG", "SET", name, wrong)
+        with pytest.raises(ConfigurationError, match='durability="everysec" needs one server'):
+            await opened(store)
+        await settings.call("CONFIG", "SET", name, right)
+    synced.kill()
+    synced.start()
+    assert (await store.persistence()).server != found.server
+    await store.close()
+
+
 async def test_a_server_that_does_not_sync_is_refused(
     synced: SyncedValkey, settings: Server, own_valkey: ValkeyServer, namespace: str
 ) -> None:
@@ -76,7 +100,7 @@ async def test_settings_that_are_not_told_are_refused(synced: SyncedValkey, sett
 
 
 def test_another_word_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match='durability must be "memory" or "fsync", not \'disk\''):
+    with pytest.raises(ConfigurationError, match='durability must be "memory", "everysec" or "fsync", not \'disk\''):
         ValkeyStore(durability="disk")  # type: ignore[arg-type]
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 from tests.services.child import ServiceUnavailable, remove_folder, temporary_folder
 from tests.services.valkey import ValkeyServer
@@ -18,7 +19,7 @@ _SOURCE = Path(__file__).parent / "fdatasync.c"
 class SyncedValkey(ValkeyServer):
     """``with SyncedValkey() as valkey: ... valkey.kill(); valkey.cut_back(); valkey.start()``"""
 
-    def __init__(self, *, port: int | None = None) -> None:
+    def __init__(self, *, port: int | None = None, appendfsync: Literal["always", "everysec"] = "always") -> None:
         compiler = shutil.which("cc")
         if compiler is None:
             raise ServiceUnavailable("there is no C compiler (cc) to make the library that notes fdatasync calls")
@@ -29,11 +30,16 @@ class SyncedValkey(ValkeyServer):
         note = self._notes / "synced"
         super().__init__(
             appendonly=True,
-            appendfsync="always",
+            appendfsync=appendfsync,
             port=port,
             env={"LD_PRELOAD": str(library), "PYRULA_SYNCED": str(note)},
         )
         self._note = note
+
+    @property
+    def noted(self) -> bool:
+        """Whether anything is surely on disk."""
+        return self._note.exists()
 
     def cut_back(self) -> int:
         """Cuts the dead server's file to the last fdatasync. How many bytes went."""

@@ -66,7 +66,7 @@ async def run_alone(
     listening = False
     try:
         await store.open()
-        book.start()
+        await book.start()
         listening = True
         await service.start(backfill)
         looking = loop.create_task(service.run(), name="look for backfills")

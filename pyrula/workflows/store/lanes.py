@@ -29,6 +29,7 @@ __all__ = [
     "LaneStore",
     "LinedUp",
     "LiningUp",
+    "Persistence",
     "lane_of",
 ]
 
@@ -119,12 +120,30 @@ class Homecoming(NamedTuple):
     head: str = ""
 
 
+class Persistence(NamedTuple):
+    """How a server keeps its append-only file, as of now. `server` is another text each time that it starts. `mode`
+    "always": what it has answered is on disk; "everysec": an fsync begins within a second, if it gets to its work; "":
+    nothing is known of its disk. `pending`: an fsync is under way."""
+
+    server: str
+    mode: Literal["always", "everysec", ""]
+    pending: bool
+
+
 class LaneStore(Protocol):
     """The holder's side of lanes that leave and come home."""
 
     @property
     def hands_over(self) -> bool:
-        """Whether what was handed over is on disk once that is answered; else nothing should be."""
+        """Whether what was handed over is on disk once that is answered or, if it `settles`, soon after; else nothing
+        should be."""
+
+    @property
+    def settles(self) -> bool:
+        """Whether it takes `persistence` to tell that what was answered is on disk."""
+
+    async def persistence(self) -> Persistence:
+        """Raises StoreUnavailable."""
 
     async def lanes(self, source: bytes, address: str) -> dict[bytes, LaneState]:
         """Of a source; its holder reads them after it has registered it."""

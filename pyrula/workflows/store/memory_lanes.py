@@ -14,6 +14,7 @@ from pyrula.workflows.store.lanes import (
     LaneState,
     LinedUp,
     LiningUp,
+    Persistence,
 )
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.memory_board import Chain, Known
@@ -32,6 +33,14 @@ class MemoryLanes(MemoryRecords):
     @property
     def hands_over(self) -> bool:
         return False
+
+    @property
+    def settles(self) -> bool:
+        return False
+
+    async def persistence(self) -> Persistence:
+        await asyncio.sleep(0)
+        return Persistence("", "", False)
 
     def below_of(self, source: bytes) -> int:
         """The committed position of a source's last prune."""

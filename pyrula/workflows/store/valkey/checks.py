@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from pyrula.workflows.errors import ConfigurationError, StoreUnavailable
+from pyrula.workflows.store.lanes import Persistence
 
 MINIMUM = (7, 2)
 SYNCED = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
@@ -42,6 +43,30 @@ def check_server(where: str, info: Mapping[str, str], policy: str | None) -> lis
             "when it ends; steps of unfinished records then run again. Set appendonly to yes"
         )
     return warnings
+
+
+def persistence_of(info: Mapping[str, str], settings: Mapping[str, str]) -> Persistence:
+    """How the server keeps its append-only file. One that doesn't tell all of it is taken to promise nothing."""
+    mode = settings.get("appendfsync", "")
+    kept = (
+        info.get("aof_enabled") == "1"
+        and info.get("aof_last_write_status") == "ok"
+        and info.get("cluster_enabled", "0") == "0"
+        and "aof_pending_bio_fsync" in info
+        and settings.get("appendonly") == "yes"
+        and settings.get("no-appendfsync-on-rewrite", "no") == "no"
+        and mode in ("always", "everysec")
+    )
+    return Persistence(info.get("run_id", ""), mode if kept else "", info.get("aof_pending_bio_fsync") != "0")  # type: ignore[arg-type]
+
+
+def check_settling(where: str, found: Persistence) -> None:
+    """Raises ConfigurationError for a server of which it can't be told when its disk has what it answered."""
+    if not found.mode:
+        raise ConfigurationError(
+            f'{where}: durability="everysec" needs one server (no cluster) with appendonly yes, appendfsync everysec '
+            'and no-appendfsync-on-rewrite no, that tells so by INFO and CONFIG GET; or use durability="memory"'
+        )
 
 
 def check_synced(where: str, settings: Mapping[str, str] | None) -> None:

@@ -36,7 +36,11 @@ class ValkeyLanes(ValkeyRecords):
 
     @property
     def hands_over(self) -> bool:
-        return self.durability == "fsync"
+        return self.durability != "memory"
+
+    @property
+    def settles(self) -> bool:
+        return self.durability == "everysec"
 
     def _lane_keys(self, registration: Registration) -> tuple[bytes, bytes, AddressKeys, int]:
         runs = self._runs

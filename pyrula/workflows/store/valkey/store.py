@@ -8,18 +8,19 @@ import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, get_args
 
 from pyrula.workflows.clock import to_seconds
 from pyrula.workflows.errors import ConfigurationError, LeaseLost, StaleToken, StoreError, StoreUnavailable
 from pyrula.workflows.naming import names_checked
+from pyrula.workflows.store.lanes import Persistence
 from pyrula.workflows.store.messages import Lease
 from pyrula.workflows.store.port import Batch, Claim, Row, Token
 from pyrula.workflows.store.runs import Beat
 from pyrula.workflows.store.valkey import keys, wire
 from pyrula.workflows.store.valkey.address import Address
 from pyrula.workflows.store.valkey.appender import Appender, lost
-from pyrula.workflows.store.valkey.checks import check_server, parse_info
+from pyrula.workflows.store.valkey.checks import SYNCED, check_server, check_settling, parse_info, persistence_of
 from pyrula.workflows.store.valkey.link import Meaning, meaning
 from pyrula.workflows.store.valkey.record_redrive import ValkeyRedrive
 from pyrula.workflows.store.valkey.route import Route
@@ -36,7 +37,7 @@ from pyrula.workflows.store.valkey.topology import Topology
 
 logger = logging.getLogger("pyrula.store")
 
-Durability = Literal["memory", "fsync"]
+Durability = Literal["memory", "everysec", "fsync"]
 
 FORMAT = 1
 TTL_SECONDS = 30 * 24 * 3600
@@ -53,7 +54,8 @@ class ValkeyStore(ValkeyRedrive, ValkeySchedules, ValkeyListing, ValkeyBackfills
     options such as ``ssl_ca_certs`` stand in the URL's query. The URL may be that of any node of a cluster.
 
     ``durability``: "memory" takes the server's word that it has a write; "fsync" wants it on disk first, which needs
-    ``appendonly yes`` and ``appendfsync always``: ConfigurationError otherwise. What each may lose: docs/store.md.
+    ``appendonly yes`` and ``appendfsync always``: ConfigurationError otherwise. "everysec" is as "memory", but for
+    records that are handed over to the store, whose offsets wait for the disk. What each may lose: docs/store.md.
 
     >>> ValkeyStore("valkeys://app:secret@store.internal/2", namespace="orders")
     ValkeyStore('valkeys://store.internal:6379/2', namespace='orders')
@@ -80,8 +82,8 @@ class ValkeyStore(ValkeyRedrive, ValkeySchedules, ValkeyListing, ValkeyBackfills
         self.retry_for = to_seconds(retry_for, "ValkeyStore(retry_for=)")
         self.instance_id = ""
         self._process = secrets.token_hex(8).encode()
-        if durability not in ("memory", "fsync"):
-            raise ConfigurationError(f'durability must be "memory" or "fsync", not {durability!r:.100}')
+        if durability not in get_args(Durability):
+            raise ConfigurationError(f'durability must be "memory", "everysec" or "fsync", not {durability!r:.100}')
         self.durability = durability
         self._topology = Topology(self._address, self.timeout, synced=durability == "fsync")
         self._session = Session(self._topology, self.timeout, self.retry_for)
@@ -117,9 +119,14 @@ class ValkeyStore(ValkeyRedrive, ValkeySchedules, ValkeyListing, ValkeyBackfills
             raise
         self._warned = True
 
+    async def persistence(self) -> Persistence:
+        return await self._session.persist(lambda route: _persistence(route, self._address))
+
     async def _check_servers(self, route: Route) -> None:
         topology, seed = self._topology, self._address
         fields, policy = await _settings(route, seed)
+        if self.settles:
+            check_settling(seed.text, await _persistence(route, seed))
         if fields.get("cluster_enabled") != "1":
             self._warn(check_server(seed.text, fields, policy))
             return
@@ -272,6 +279,17 @@ async def _settings(route: Route, node: Address) -> tuple[dict[str, str], str | 
     if not isinstance(config, Exception) and len(config) == 2:
         return fields, config[1].decode()
     return fields, fields.get("maxmemory_policy")
+
+
+async def _persistence(route: Route, node: Address) -> Persistence:
+    request = [wire.command(b"INFO"), wire.command(b"CONFIG", b"GET", *(name.encode() for name in SYNCED))]
+    info, config = await route.ask_node(node, request)
+    for answer in (info, config):
+        if isinstance(answer, Exception) and meaning(answer) not in (Meaning.SETTINGS, Meaning.REFUSED):
+            raise route.error(node, answer)
+    flat = [] if isinstance(config, Exception) else [part.decode() for part in config]
+    fields = {} if isinstance(info, Exception) else parse_info(info)
+    return persistence_of(fields, dict(zip(flat[::2], flat[1::2], strict=True)))
 
 
 def _text(token: Token | None) -> bytes:
