@@ -131,6 +131,10 @@ class AwayLanes:
         self._wake.set()
         return True
 
+    def has(self, offset: int) -> bool:
+        """Whether the record at `offset` is a head that waits so."""
+        return any(away.next is not None and away.next.offset == offset for away in self._away.values())
+
     def left(self, lane: bytes, offset: int, run_id: str) -> None:
         """A record of the lane was handed over, and stands still: what is behind it waits."""
         self._floors[lane] = offset

@@ -157,6 +157,9 @@ class Away(Protocol):
     def keeps(self, head: Any) -> bool:
         """Whether the head of a lane has to wait until the lane is home."""
 
+    def has(self, offset: int) -> bool:
+        """Whether the record at `offset` is a head that waits so."""
+
 
 class Attending(Protocol):
     """Who looks after the runs of a partition that others may take part in, or that are to be kept."""
@@ -472,6 +475,8 @@ class Partition:
 
     def is_queued(self, offset: int) -> bool:
         """Whether the record at `offset` waits for its turn, and nothing of it has begun."""
+        if self.away is not None and self.away.has(offset):
+            return True
         return any(type(head) is not RecordRun and head.offset == offset for head in self.lanes.waiting())
 
     async def emptied(self) -> None:

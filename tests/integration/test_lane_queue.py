@@ -198,6 +198,19 @@ async def test_no_queue_if_none_is_wanted(rig: Rig, client: WorkflowClient) -> N
     assert executed == in_order("w0", "o1")
 
 
+async def test_what_waits_in_the_worker_is_cancelled_at_once(rig: Rig, client: WorkflowClient) -> None:
+    await rig.create()
+    await rig.produce(records(b"a", "w0", "o1", "o2", "o3"))
+    binding = rig.binding(handle_order)
+    async with rig.running(binding, lane_queue_records=0) as running:
+        await rig.until(lambda: running.told("handed_over"), "the first to be handed over")
+        for offset in (1, 2):
+            assert await (await client.record_run(binding, 0, offset)).cancel(timeout=30) == "cancelled"
+        await (await client.record_run(binding, 0, 0)).signal("paid")
+        await rig.until_committed(4)
+    assert executed == in_order("w0", "o3")
+
+
 async def test_nothing_is_queued_where_nothing_is_handed_over_any_more(
     rig: Rig, client: WorkflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
