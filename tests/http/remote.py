@@ -29,6 +29,8 @@ from pyrula.workflows import (
 )
 from pyrula.workflows.params import ParamsError
 
+POLL_SECONDS = 20.0
+
 
 class RemoteClient:
     """WorkflowClient's methods that a program uses, over HTTP."""
@@ -131,7 +133,17 @@ class RemoteHandle:
         return told
 
     async def result(self, *, timeout: float | None = None) -> Any:
-        return (await self._run("GET", "/result", params={"timeout": 30 if timeout is None else timeout}))["value"]
+        """One long poll after the other, each shorter than the API's longest and than what the connection waits."""
+        left = POLL_SECONDS if timeout is None else timeout
+        while True:
+            try:
+                told = await self._run("GET", "/result", params={"timeout": min(left, POLL_SECONDS)})
+            except DurableInvocationTimeout:
+                left -= POLL_SECONDS
+                if left <= 0:
+                    raise
+            else:
+                return told["value"]
 
     async def events(self) -> list[Event]:
         return [Event(**event) for event in await self._run("GET", "/events")]
