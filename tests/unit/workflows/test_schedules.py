@@ -119,7 +119,7 @@ async def report(ctx: Context, kind: str = "daily", hours: int = 0) -> str:
 async def started(env: WorkflowTestEnv) -> list[str]:
     """The fire times of all runs, in order."""
     details = [await env.store.detail(run_id) for run_id in env._driver._known]
-    metadata = [env.client.handle(report, detail.run_id) for detail in details]
+    metadata = [env.client.handle(detail.name, detail.run_id) for detail in details]
     return [(await handle.detail()).metadata["fire_time"][:16] for handle in metadata]
 
 
