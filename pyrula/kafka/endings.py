@@ -371,7 +371,7 @@ class RunEndings:
         unwritten: Exception | None = None,
     ) -> None:
         if not partition.closed and unwritten is None:
-            partition.complete([record])
+            partition.complete([record], stored=kind == "blocked")
             stats = self.pool.stats
             if kind != "blocked":  # which counts as dead-lettered
                 setattr(stats, kind, getattr(stats, kind) + 1)

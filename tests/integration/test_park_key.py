@@ -9,6 +9,8 @@ import pytest
 
 from pyrula.cli import main
 from pyrula.kafka.binding import Binding
+from pyrula.kafka.partition import Partition
+from pyrula.kafka.settling import Settling
 from pyrula.workflows import (
     Context,
     Retry,
@@ -90,8 +92,17 @@ async def blocked(rig: Rig, client: WorkflowClient, binding: Binding, offset: in
     return run
 
 
-async def test_the_key_waits_and_follows_a_redrive(rig: Rig, client: WorkflowClient) -> None:
+async def test_the_key_waits_and_follows_a_redrive(
+    rig: Rig, client: WorkflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken.add("o0")
+    entrusted: list[int] = []
+
+    def entrust(settling: Settling, partition: Partition, offsets: list[int]) -> None:
+        entrusted.extend(offsets)
+        partition.settled(offsets)
+
+    monkeypatch.setattr(Settling, "entrust", entrust)
     await rig.create()
     await rig.produce([*records(b"a", "o0", "o1", "o2"), *records(b"b", "o3")])
     binding = parking(rig)
@@ -100,6 +111,7 @@ async def test_the_key_waits_and_follows_a_redrive(rig: Rig, client: WorkflowCli
         run = await blocked(rig, client, binding, 0)
         assert (await run.detail()).error.message.endswith("no way to ship o0")
         assert [event.offset for event in running.told("blocked")] == [0]
+        assert sorted(entrusted) == [0, 1, 2], "what counts once the store's disk has it"
         assert running.worker.stats()[0].dead_lettered == 1
         await rig.until(lambda: "ship o3" in executed, "the other key to go on")
         assert executed.count("reserve o1") == 0
