@@ -17,6 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka.client import ConnectionGroup
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import (
     CommitFailedError,
     ConsumerStoppedError,
@@ -46,6 +49,12 @@ LEAVE_SECONDS = 1.5
 log = logging.getLogger("pyrula.kafka")
 
 LEAST_FETCH = 16 * 1024
+
+ASSIGNORS = {
+    "roundrobin": RoundRobinPartitionAssignor,
+    "range": RangePartitionAssignor,
+    "sticky": StickyPartitionAssignor,
+}
 
 
 class Membership(NamedTuple):
@@ -147,6 +156,7 @@ class GroupClient:
             max_partition_fetch_bytes=options.max_partition_fetch_bytes,
             request_timeout_ms=int(options.request_timeout * 1000),
             metadata_max_age_ms=int(options.metadata_max_age * 1000),
+            partition_assignment_strategy=(ASSIGNORS[options.assignor],),
         )
 
     async def start(self, assigned: Assigned, revoked: Revoked) -> None:

@@ -23,7 +23,8 @@ _NOT_OPTIONS = {
     "enable_auto_commit": "Pyrula commits a record's offset once its run is complete; this can't be turned off",
     "auto_commit_interval_ms": "Pyrula commits by itself; see commit_interval (seconds) and commit_after (records)",
     "group_id": "the group belongs to a binding: Binding(..., group=...)",
-    "group_instance_id": "static members never leave their group, so a stopped worker would hold its partitions",
+    "group_instance_id": "static members can't be fenced with this client; docs/kafka-groups.md says what follows",
+    "partition_assignment_strategy": "use assignor",
     "auto_offset_reset": "it belongs to a binding: Binding(..., auto_offset_reset=...)",
     "acks": "Pyrula's producers always wait for all replicas",
     "enable_idempotence": "Pyrula's producers are always idempotent",
@@ -93,6 +94,7 @@ class KafkaOptions(BaseModel):
     rebalance_timeout: Seconds = Field(default_factory=_rebalance_timeout)
     request_timeout: Seconds = Field(default_factory=_request_timeout)
     metadata_max_age: Seconds = 300.0
+    assignor: Literal["roundrobin", "range", "sticky"] = "roundrobin"
 
     commit_interval: Seconds = 1.0
     commit_after: Count = 10_000
