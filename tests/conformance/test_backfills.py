@@ -114,6 +114,29 @@ async def test_a_part_is_held_by_one(store: BackfillStore, other: BackfillStore)
     assert holds == [Hold("w", 1, 0), Hold("v", 1, 0)]
 
 
+async def test_asking_for_a_part_that_another_has_is_a_wish_until_somebody_takes_one(
+    store: BackfillStore, other: BackfillStore
+) -> None:
+    await planned(store)
+
+    async def wish() -> str:
+        return (await store.read_backfill("b")).wish
+
+    await store.take_part("b", 0, "w")
+    assert await other.take_part("b", 1, "v") is None
+    assert await wish() == ""
+    for worker in ("v", "u"):
+        assert await other.take_part("b", 0, worker) is None
+        assert await wish() == worker
+    await store.save_part("b", 0, Hold("w", 1, 1), b"half", release=True)
+    assert await wish() == "u"
+    assert await store.take_part("b", 3, "v") is not None
+    assert await wish() == ""
+    await store.save_part("b", 3, Hold("v", 1, 1), b"all", state="done")
+    assert await other.take_part("b", 3, "u") is None
+    assert await wish() == ""
+
+
 async def test_a_take_sent_twice_is_one_take(store: BackfillStore) -> None:
     await planned(store)
     assert [await store.take_part("b", 0, "w") for _ in range(2)] == [(1, b"p0")] * 2
@@ -297,7 +320,7 @@ async def outcome(store: BackfillStore, name: str, given: tuple[object, ...], na
         return answer, None
     over = stored.status in BACKFILL_OVER
     assert (stored.finished_at is not None) == over
-    return answer, stored.status, stored.problem, stored.pace, stored.plan, stored.parts
+    return answer, stored.status, stored.problem, stored.pace, stored.plan, stored.parts, stored.wish
 
 
 async def test_answers_that_are_lost_change_nothing(valkey_store: ValkeyStore, server: Server) -> None:
@@ -347,6 +370,7 @@ async def test_every_key_and_field_is_documented(valkey_store: ValkeyStore, serv
     await planned(valkey_store)
     await valkey_store.take_part("b", 0, "w")
     await valkey_store.take_part("b", 3, "w")
+    assert await valkey_store.take_part("b", 3, "v") is None
     await valkey_store.save_part("b", 0, Hold("w", 1, 1), b"half", state="stuck", problem="why")
     await valkey_store.save_part("b", 3, Hold("w", 1, 1), b"all", state="done")
     keys = {key.decode() for key in await server.keys() if b"}b" in key}

@@ -131,6 +131,38 @@ async def test_several_workers_share_it(rig: Rig) -> None:
     assert sorted((p, o) for _, p, o in runs) == [(p, o) for p in range(12) for o in range(20)]
 
 
+async def test_a_worker_that_joins_gets_a_partition_of_one_that_has_several(rig: Rig) -> None:
+    """Though all of them are held. What runs of it may end first, for drain_timeout; what is cut runs elsewhere."""
+    await rig.create(partitions=2)
+    await rig.produce(records(40, 2))
+    async with client_of(rig) as client, rig.running(rig.binding(waiting)):
+        release.set()
+        await rig.until_drained()
+        release.clear()
+        runs.clear()
+        await client.backfills.start("control.waiting", rig.topic, backfill_id="b", max_concurrency=4)
+
+        async def holders() -> list[str | None]:
+            return [one.worker for one in (await client.backfills.status("b")).partitions]
+
+        async def one_has_both() -> bool:
+            held = await holders()
+            return len(held) == 2 and None not in held and len(set(held)) == 1
+
+        await rig.until(one_has_both, "the first worker to have both partitions")
+        async with rig.running(rig.binding(waiting)):
+
+            async def shared() -> bool:
+                held = await holders()
+                return None not in held and len(set(held)) == 2
+
+            await rig.until(shared, "each to have one", timeout=60)
+            release.set()
+            report = await until_status(rig, client, "b", "completed")
+    assert report.completed == 40
+    assert sorted((p, o) for _, p, o in runs) == [(p, o) for p in range(2) for o in range(20)]
+
+
 async def test_a_worker_shows_the_backfills_it_takes_part_in(rig: Rig) -> None:
     @workflow(name="control.shown")
     async def shown(ctx: Context, value: int) -> None:

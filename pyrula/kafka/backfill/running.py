@@ -20,6 +20,7 @@ from pyrula.kafka.backfill.marked import MarkedOutputs
 from pyrula.kafka.backfill.pacing import Pacer
 from pyrula.kafka.backfill.part import SETTLE_SECONDS, Part, Surroundings
 from pyrula.kafka.backfill.reader import find_ranges
+from pyrula.kafka.backfill.sharing import Sharing
 from pyrula.kafka.client import BrokerError
 from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.events import BindingHealth, BindingStats, Observer, RecordEvent, tell
@@ -91,6 +92,8 @@ class RunningBackfill:
         self._lease = options.session_timeout
         self._next_save = 0.0
         self._trouble = ""
+        self._leaving: tuple[Part, float] | None = None
+        self._sharing = Sharing(worker)
 
     def stop(self) -> None:
         """Let go of what this worker has; `run` returns within drain_timeout and a little."""
@@ -165,6 +168,7 @@ class RunningBackfill:
             return False
         self._read_plan(stored)
         await self._give_up_on([part for part in self._parts.values() if part.trouble is not None])
+        await self._share(stored)
         took = await self._take_one(stored)
         self._share_rate(stored)
         await self._wait(TAKE_SECONDS if took else max(0.01, self._next_save - monotonic()))
@@ -199,7 +203,7 @@ class RunningBackfill:
         self._pool.resize(pace.max_concurrency)
         if self._around is not None:
             return
-        self._lease = float(loads(stored.plan)[1]["lease"])
+        self._lease = self._sharing.lease = float(loads(stored.plan)[1]["lease"])
         self._interval = min(self._interval, self._lease / 6)
         self._watch = Watch(self._lease)
         # Later than this nothing starts: one interval before others may take the parts of whoever is silent.
@@ -224,17 +228,40 @@ class RunningBackfill:
         mine = len(self._parts)
         self._pacer.rate = rate if rate is None or not mine else rate * mine / (mine + held)
 
+    async def _share(self, stored: StoredBackfill) -> None:
+        """Let one partition go, as soon as what runs of it has ended, if a worker that has none asks for it."""
+        now = monotonic()
+        if self._leaving is None:
+            number = self._sharing.to_give(stored, self._parts, now)
+            if number is None:
+                return
+            self._parts[number].quiesce()
+            log.info("backfill %s: partition %d is left to %s", self.job.id, number, stored.wish)
+            self._leaving = self._parts[number], now + self._options.drain_timeout
+        part, deadline = self._leaving
+        if self._parts.get(part.number) is not part:
+            self._leaving = None
+        elif not part.busy or now > deadline:
+            self._leaving = None
+            self._sharing.on_given(now)
+            part.cut()
+            await self._let_go([part])
+
     async def _take_one(self, stored: StoredBackfill) -> bool:
         """Take a partition that nobody has, or a dead worker's."""
         others = [part for part in stored.parts if part.state == "open" and part.number not in self._parts]
         silent = self._watch.observe(
             ((part.number, part.hold) for part in others if part.hold is not None), monotonic()
         )
-        if len(self._parts) >= min(MOST_PARTS, self.job.pace.max_concurrency) or self._stopping:
+        enough = len(self._parts) >= min(MOST_PARTS, self.job.pace.max_concurrency)
+        if enough or self._stopping or not self._sharing.may_take(monotonic()):
             return False
         free = [part.number for part in others if part.hold is None or part.hold.worker == self._worker]
         if free:
             return await self._take(random.choice(free), None)
+        if not silent and not self._parts:
+            number = self._sharing.to_ask_for(stored, monotonic())
+            return number is not None and await self._take(number, None)
         for number, hold in silent:
             log.warning("backfill %s: worker %s is dead; partition %d is taken over", self.job.id, hold.worker, number)
             return await self._take(number, hold)
@@ -287,6 +314,8 @@ class RunningBackfill:
     async def _give_up_on(self, parts: list[Part]) -> None:
         """What couldn't be opened here may be elsewhere, or later."""
         await self._let_go(parts)
+        if parts:
+            self._sharing.on_failed(monotonic())
         if parts and (trouble := parts[0].trouble) is not None:
             raise trouble
 
@@ -300,7 +329,7 @@ class RunningBackfill:
         deadline = monotonic() + self._options.drain_timeout
         while any(part.busy and not part.lost for part in parts) and monotonic() < deadline:
             if monotonic() >= self._next_save:
-                await self._beat(parts)
+                await self._beat([*parts, *(one for one in self._parts.values() if one not in parts and not one.ripe)])
             await asyncio.sleep(0.02)
         for part in parts:
             part.cut()

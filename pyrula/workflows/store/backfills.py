@@ -119,7 +119,8 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class StoredBackfill:
-    """A backfill as the store keeps it; times are seconds since 1970 by the store's clock. No parts before the plan."""
+    """A backfill as the store keeps it; times are seconds since 1970 by the store's clock. No parts before the plan.
+    `wish`: the worker that last asked for a part which another has, until somebody takes one."""
 
     id: str
     request: bytes
@@ -131,6 +132,7 @@ class StoredBackfill:
     started_at: float | None
     finished_at: float | None
     parts: tuple[StoredPart, ...] = ()
+    wish: str = ""
 
 
 class Taken(NamedTuple):
@@ -168,7 +170,7 @@ class BackfillStore(Protocol):
         self, backfill_id: str, part: int, worker: str, *, replaces: Hold | None = None
     ) -> Taken | None:
         """Hold an open part of a running backfill that nobody holds, or that `replaces`, as it was seen, holds. None
-        if that isn't so any more. A worker that has the part already takes it anew."""
+        if that isn't so any more: if another has it, the worker's wish is kept. A worker that has it takes it anew."""
 
     async def save_part(
         self,

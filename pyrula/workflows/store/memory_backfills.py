@@ -43,6 +43,7 @@ class KeptBackfill:
 
     head: StoredBackfill
     parts: dict[int, _Part] = field(default_factory=dict)
+    wish: str = ""
 
     def shown(self, *, progress: bool) -> StoredBackfill:
         parts = (
@@ -55,7 +56,7 @@ class KeptBackfill:
             )
             for number, part in sorted(self.parts.items())
         )
-        return replace(self.head, parts=tuple(parts))
+        return replace(self.head, parts=tuple(parts), wish=self.wish)
 
 
 class MemoryBackfills:
@@ -143,7 +144,9 @@ class MemoryBackfills:
         if found is None or found.state != "open":
             return None
         if found.hold.worker not in ("", worker) and found.hold != replaces:
+            kept.wish = worker
             return None
+        kept.wish = ""
         if found.hold.worker != worker or found.hold.beat:
             found.hold = Hold(worker, found.hold.token + 1, 0)
         return Taken(found.hold.token, found.progress)

@@ -141,6 +141,7 @@ def _read(state: Mapping[bytes, bytes], progress: Mapping[int, bytes]) -> Stored
         seconds_of(state.get(b"started")),
         seconds_of(state.get(b"finished")),
         tuple(_read_part(number, state, progress.get(number, b"")) for number in numbers),
+        state.get(b"wish", b"").decode(),
     )
 
 
