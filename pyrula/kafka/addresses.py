@@ -17,8 +17,8 @@ from pyrula.kafka.attended import PARK_AFTER, AttendedRun
 from pyrula.kafka.attending import AttendingStore, Leaving, Slots, Verdict
 from pyrula.kafka.away import AwayLanes
 from pyrula.kafka.binding import Binding
-from pyrula.kafka.partition import Partition, Raw, RecordRun
-from pyrula.kafka.record import address_of, served_name
+from pyrula.kafka.partition import Partition, RecordRun
+from pyrula.kafka.record import RawRecord, address_of, served_name
 from pyrula.kafka.settling import Settling
 from pyrula.kafka.stored_record import encode_record
 from pyrula.workflows.clock import Clock
@@ -109,7 +109,7 @@ class Addresses:
         if run.host is not self.partition or self.partition.binding.keep == "all":
             self._of(run.origin.offset).on_outcome(outcome)
 
-    def on_failure(self, record: Raw, error: BaseException, run: RecordRun | None) -> None:
+    def on_failure(self, record: RawRecord, error: BaseException, run: RecordRun | None) -> None:
         """What a record's run failed with, once and for all; no run: it wasn't made one."""
         if record.offset in self.partition.addressed or self.partition.binding.keep != "none":
             self._of(record.offset).on_failure(record, error, run)
@@ -122,12 +122,12 @@ class Addresses:
         attended.retry_later(run, delay)
         return True
 
-    def hold(self, record: Raw, text: str, run: RecordRun | None) -> None:
+    def hold(self, record: RawRecord, text: str, run: RecordRun | None) -> None:
         """A record can't go on until somebody says so, then by this run."""
         self._of(record.offset).hold(record, text, run)
 
     def block(
-        self, record: Raw, error: BaseException, attempt: int, run: RecordRun | None, then: Callable[[bool], None]
+        self, record: RawRecord, error: BaseException, attempt: int, run: RecordRun | None, then: Callable[[bool], None]
     ) -> bool:
         """Whether a record's run that failed once and for all, and its lane with it, may be left to the store; then
         `then` is told whether it has it. No run: it was not made one."""
@@ -153,7 +153,7 @@ class Addresses:
             run_id,
             lane,
             served_name(binding.cluster, binding.group, partition.tp.topic),
-            encode_record(record),
+            encode_record(record, partition.tp),
             leaving.attempt,
             leaving.seen,
             leaving.waits,

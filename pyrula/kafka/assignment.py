@@ -17,7 +17,8 @@ from aiokafka import TopicPartition
 
 from pyrula.kafka.client import GroupClient, Membership
 from pyrula.kafka.options import KafkaOptions
-from pyrula.kafka.partition import Partition, Raw
+from pyrula.kafka.partition import Partition
+from pyrula.kafka.record import RawRecord
 from pyrula.kafka.replayers import Replayers
 from pyrula.workflows.errors import LeaseLost, StoreError
 from pyrula.workflows.group_commit import GroupCommit
@@ -39,7 +40,7 @@ class Assignment:
     assigned: frozenset[TopicPartition]
     partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
     unopened: dict[TopicPartition, str] = field(default_factory=dict)
-    probes: dict[TopicPartition, asyncio.Future[Raw | None]] = field(default_factory=dict)
+    probes: dict[TopicPartition, asyncio.Future[RawRecord | None]] = field(default_factory=dict)
     opening: set[asyncio.Task[None]] = field(default_factory=set)
     # What the store was told that we hold, by source: a claim that nobody lets go of looks like a crash.
     claimed: dict[bytes, Token] = field(default_factory=dict)

@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from pyrula.kafka.attending import AttendingStore, Leaving, Slots, Verdict
-from pyrula.kafka.partition import Ending, Partition, Raw, RecordRun
+from pyrula.kafka.partition import Ending, Partition, RecordRun
+from pyrula.kafka.record import RawRecord
 from pyrula.kafka.run_changes import Changes
 from pyrula.kafka.stored_record import encode_record
 from pyrula.workflows.batching import TriggerEvent
@@ -99,7 +100,7 @@ class AttendedRun:
         self.departure: Departure | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._called = False
-        self._held: tuple[Raw, RecordRun | None] | None = None
+        self._held: tuple[RawRecord, RecordRun | None] | None = None
         self._outcome: Outcome | None = None
         self._failure: Failure | None = None
         self._end: Ending | None = None
@@ -185,7 +186,7 @@ class AttendedRun:
 
     # its beginning
 
-    async def admit(self, record: Raw) -> bool:
+    async def admit(self, record: RawRecord) -> bool:
         """Before its run begins: whether it is to. If not, its record has been seen to."""
         if not (self.ended or self._hydrated):
             await self._read()
@@ -390,7 +391,7 @@ class AttendedRun:
             self._changes.consumed += self._cancels()
             self.finish("cancelled", None)
 
-    def _cancel(self, record: Raw) -> None:
+    def _cancel(self, record: RawRecord) -> None:
         self._changes.consumed += self._cancels()
         self._held = None
         self._verdict.cancel(self.partition, record)
@@ -482,18 +483,18 @@ class AttendedRun:
             self._slots.enter(self.partition, rested=True)
         self._outcome = outcome
 
-    def on_failure(self, record: Raw, error: BaseException, run: RecordRun | None) -> None:
+    def on_failure(self, record: RawRecord, error: BaseException, run: RecordRun | None) -> None:
         """What it failed with, once and for all; no run: it wasn't made one. What a redrive takes is kept with its end,
         up to a size."""
         self._failure = failure_of(error)
-        params = encode_record(record)
+        params = encode_record(record, self.partition.tp)
         self._params = params if len(params) <= KEPT_RECORD else b""
         if run is not None:
             self._changes.attempt = run.attempt
             if run.journal is not None and run.journal.size <= KEPT_JOURNAL:
                 self._rows = rows_for_retry(run.journal, error)
 
-    def hold(self, record: Raw, text: str, run: RecordRun | None) -> None:
+    def hold(self, record: RawRecord, text: str, run: RecordRun | None) -> None:
         """It can't go on until somebody says so, then by this run, or from its beginning if there is none."""
         outcome = self._outcome
         if outcome is not None and outcome.status == "paused" and outcome.error is None:

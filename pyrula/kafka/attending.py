@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pyrula.kafka.partition import Ending, Partition, Raw, RecordRun
+from pyrula.kafka.partition import Ending, Partition, RecordRun
+from pyrula.kafka.record import RawRecord
 from pyrula.workflows.replay.journal import Journal
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.lanes import LaneStore
@@ -20,7 +21,7 @@ class Leaving:
     """A run that stands still and may be handed over: its record, the last message that it has, and what it waits for,
     or what it failed with, once and for all."""
 
-    record: Raw
+    record: RawRecord
     attempt: int
     seen: int
     journal: Journal | None
@@ -61,10 +62,10 @@ class Slots(Protocol):
 class Verdict(Protocol):
     """What becomes of a record whose run isn't at work."""
 
-    def over(self, partition: Partition, record: Raw, end: Ending | None) -> None:
+    def over(self, partition: Partition, record: RawRecord, end: Ending | None) -> None:
         """Its run had ended before, so; None: it was handed over."""
 
-    def cancel(self, partition: Partition, record: Raw) -> None:
+    def cancel(self, partition: Partition, record: RawRecord) -> None:
         """It was cancelled."""
 
     def later(self, run: RecordRun, delay: float) -> None:
@@ -73,8 +74,8 @@ class Verdict(Protocol):
     def left(self, run: RecordRun) -> None:
         """It was handed over between two rounds."""
 
-    def lined_up(self, partition: Partition, records: Sequence[Raw]) -> None:
+    def lined_up(self, partition: Partition, records: Sequence[RawRecord]) -> None:
         """They are queued in the store, and have left their lane here."""
 
-    def again(self, partition: Partition, record: Raw, run: RecordRun | None) -> None:
+    def again(self, partition: Partition, record: RawRecord, run: RecordRun | None) -> None:
         """It is to go on: by this run, or from its journal."""

@@ -17,8 +17,8 @@ from time import monotonic
 from typing import Any, Final
 
 from pyrula.kafka.attending import AttendingStore, Verdict
-from pyrula.kafka.partition import Partition, Raw, RecordRun
-from pyrula.kafka.record import served_name
+from pyrula.kafka.partition import Partition, RecordRun
+from pyrula.kafka.record import RawRecord, served_name
 from pyrula.kafka.stored_record import encode_record
 from pyrula.workflows.errors import LeaseLost, StoreError
 from pyrula.workflows.store.lanes import NO_QUEUE, WHOLE, Homecoming, LaneBounds, LaneState, LiningUp, lane_of
@@ -45,7 +45,7 @@ class _Lane:
     __slots__ = ("due", "hints", "known", "next", "still")
 
     def __init__(self, *, still: bool = False) -> None:
-        self.next: Raw | None = None
+        self.next: RawRecord | None = None
         self.due = True
         self.still = still
         self.known = monotonic()
@@ -92,14 +92,14 @@ class AwayLanes:
     def __len__(self) -> int:
         return len(self._away)
 
-    def lane(self, record: Raw) -> bytes | None:
+    def lane(self, record: RawRecord) -> bytes | None:
         """The name of a record's lane; None where it has no order."""
         name = self._partition.lanes.name(record.key)
         if name is None:
             return None
         return lane_of(name) if isinstance(name, bytes) else WHOLE
 
-    def fresh(self, records: list[Raw]) -> list[Raw]:
+    def fresh(self, records: list[RawRecord]) -> list[RawRecord]:
         """Those of the records that were read which aren't in the store, or done, by their lane's floor."""
         floors, partition = self._floors, self._partition
         if not floors:
@@ -228,7 +228,7 @@ class AwayLanes:
                     break
                 run_id = RecordId.parse(partition.run_id(record.offset))
                 assert run_id is not None
-                records.append((run_id, encode_record(record)))
+                records.append((run_id, encode_record(record, partition.tp)))
                 room -= 1
                 size -= len(records[-1][1])
             if records:
@@ -255,7 +255,7 @@ class AwayLanes:
                 away.due = True
         self._offer(partition)
 
-    def _may_leave(self, record: Raw) -> bool:
+    def _may_leave(self, record: RawRecord) -> bool:
         """Whether the store may have it as one that hasn't begun."""
         partition = self._partition
         attended = partition.addressed.get(record.offset)
@@ -263,7 +263,7 @@ class AwayLanes:
             return False
         return partition.marks is None or not partition.marks.concerns(record.offset)
 
-    def _taken(self, lane: bytes, away: _Lane, count: int) -> list[Raw]:
+    def _taken(self, lane: bytes, away: _Lane, count: int) -> list[RawRecord]:
         """The first of those that wait, which are in the store, or done."""
         partition, head = self._partition, away.next
         assert head is not None

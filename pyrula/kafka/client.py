@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.client import ConnectionGroup
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
@@ -37,7 +37,9 @@ from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from pyrula.kafka.commit_map import DEFAULT_LIMIT
+from pyrula.kafka.fetched import take
 from pyrula.kafka.options import KafkaOptions
+from pyrula.kafka.record import RawRecord
 from pyrula.kafka.standing import Standing
 from pyrula.workflows.errors import PyrulaError
 
@@ -249,14 +251,20 @@ class GroupClient:
         coordinator = self._consumer._coordinator
         return Membership(coordinator.generation, coordinator.member_id)
 
-    async def poll(self, timeout: float, max_records: int) -> Mapping[TopicPartition, list[ConsumerRecord[Any, Any]]]:
+    async def poll(self, timeout: float, max_records: int) -> Mapping[TopicPartition, list[RawRecord]]:
         """Records that have arrived. Returns {} after `timeout` seconds; raises OutOfRange, Unreadable, BrokerError."""
         try:
-            return await self._consumer.getmany(timeout_ms=int(timeout * 1000), max_records=max_records)  # type: ignore[no-any-return]
+            return await take(self._consumer, timeout, max_records)
         except OffsetOutOfRangeError as error:
             raise OutOfRange(error.args[0]) from error
         except ConsumerStoppedError as error:
             raise BrokerError(f"group {self.group}: its client was stopped to be made anew") from error
+        except asyncio.CancelledError as error:
+            task, ailment = asyncio.current_task(), self.ailment()
+            if ailment is None or task is None or task.cancelling():
+                raise
+            # It isn't this call that was cancelled, but a task of the client's.
+            raise BrokerError(f"group {self.group}: the client doesn't work, {ailment}") from error
         except Exception as error:
             if isinstance(error, KafkaError) and not isinstance(error, CorruptRecordException | UnsupportedCodecError):
                 raise BrokerError(f"group {self.group}: fetch failed: {error!r}") from error

@@ -10,9 +10,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
 
-from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka import TopicPartition
 
 from pyrula.kafka.addresses import AddressBook
 from pyrula.kafka.assignment import Assignment, LettingGo
@@ -24,8 +23,8 @@ from pyrula.kafka.events import Observer, RecordEvent, tell
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.opening import NotOpened, Opened, Opener, Postponed, stopped_by_loss
 from pyrula.kafka.options import KafkaOptions
-from pyrula.kafka.partition import Bounds, Partition, Raw
-from pyrula.kafka.record import record_identity
+from pyrula.kafka.partition import Bounds, Partition
+from pyrula.kafka.record import RawRecord, record_identity
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.stores import WorkerStore
 from pyrula.kafka.transactions import MANY, Transactor
@@ -185,7 +184,7 @@ class GroupConsumer:
                 for tp, partition in list(assignment.partitions.items()):
                     self._advance(tp, partition)
 
-    def _dispatch(self, assignment: Assignment, tp: TopicPartition, records: list[ConsumerRecord[Any, Any]]) -> None:
+    def _dispatch(self, assignment: Assignment, tp: TopicPartition, records: list[RawRecord]) -> None:
         partition = assignment.partitions.get(tp)
         if partition is None:
             probe = assignment.probes.get(tp)
@@ -301,7 +300,7 @@ class GroupConsumer:
             for tp, binding in bindings.items()
         }
 
-        async def probe(tp: TopicPartition, offset: int) -> Raw | None:
+        async def probe(tp: TopicPartition, offset: int) -> RawRecord | None:
             return await self._probe(assignment, tp, offset)
 
         transactors: dict[TopicPartition, Transactor] = {}
@@ -445,8 +444,8 @@ class GroupConsumer:
             partition.bounds = self._bounds()
             partition.check_bounds()
 
-    async def _probe(self, assignment: Assignment, tp: TopicPartition, offset: int) -> Raw | None:
-        answer: asyncio.Future[Raw | None] = asyncio.get_running_loop().create_future()
+    async def _probe(self, assignment: Assignment, tp: TopicPartition, offset: int) -> RawRecord | None:
+        answer: asyncio.Future[RawRecord | None] = asyncio.get_running_loop().create_future()
         assignment.probes[tp] = answer
         self.client.seek(tp, offset)
         self.client.resume(tp)

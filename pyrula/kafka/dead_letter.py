@@ -6,7 +6,7 @@ and failed again carries the headers of its last round only; the record's own he
 
 from zlib import crc32
 
-from pyrula.kafka.partition import Raw
+from pyrula.kafka.record import RawRecord
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.execution import Output
 
@@ -19,7 +19,8 @@ MAX_JOURNAL = 64 * 1024
 
 def letter(
     topic: str,
-    record: Raw,
+    record: RawRecord,
+    place: tuple[str, int],
     *,
     group: str,
     workflow: str,
@@ -30,10 +31,12 @@ def letter(
     trace: str = "",
     rows: list[tuple[int, bytes]] | None = None,
 ) -> Output:
-    """The copy of `record` for the dead-letter topic `topic`; its partition there is chosen by the key."""
+    """The copy of a record, which was read at `place` (topic and partition), for the dead-letter topic `topic`.
+
+    Its partition there is chosen by the key."""
     told = {
-        "topic": record.topic,
-        "partition": str(record.partition),
+        "topic": place[0],
+        "partition": str(place[1]),
         "offset": str(record.offset),
         "timestamp": str(record.timestamp),
         "group": group,

@@ -19,7 +19,8 @@ from pyrula.kafka.dead_letter import letter, without_extras
 from pyrula.kafka.deaths import Mark
 from pyrula.kafka.events import EventKind, Observer, RecordEvent, tell
 from pyrula.kafka.outputs import Done, OutputRefused, Producing, TooLarge
-from pyrula.kafka.partition import Ending, Partition, Raw, RecordRun
+from pyrula.kafka.partition import Ending, Partition, RecordRun
+from pyrula.kafka.record import RawRecord
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.serde import RecordError
 from pyrula.kafka.tally import Tally
@@ -117,20 +118,20 @@ class RunEndings:
         for tally in self._tallies.values():
             tally.flush()
 
-    def broken(self, partition: Partition, record: Raw, error: Exception) -> None:
+    def broken(self, partition: Partition, record: RawRecord, error: Exception) -> None:
         """Neither the body's fault nor the record's: it is held for a person, and the others go on."""
-        log.error("%s[%d] offset %d", record.topic, record.partition, record.offset, exc_info=error)
+        log.error("%s[%d] offset %d", *partition.tp, record.offset, exc_info=error)
         partition.running.pop(record.offset, None)
         if partition.closed:
             self._release(partition)
         else:
             self._hold("stopped", partition, record, 0, _one_line(error), monotonic())
 
-    def refuse(self, partition: Partition, record: Raw, error: RecordError) -> None:
+    def refuse(self, partition: Partition, record: RawRecord, error: RecordError) -> None:
         """A record that can't be turned into a run: no attempt, no retry."""
         self._dispose(partition, record, error, None, reason="undecodable")
 
-    def condemn(self, partition: Partition, record: Raw, mark: Mark) -> None:
+    def condemn(self, partition: Partition, record: RawRecord, mark: Mark) -> None:
         """A record that killed its worker too often is not run again."""
         error = WorkerDied(
             f"the worker process died {mark.deaths + mark.alone} times while this record was in progress, "
@@ -218,7 +219,7 @@ class RunEndings:
             self._tell("handed_over", partition, run.origin, run.attempt, None, run.started)
             self.pool.offer(partition)
 
-    def lined_up(self, partition: Partition, records: Sequence[Raw]) -> None:
+    def lined_up(self, partition: Partition, records: Sequence[RawRecord]) -> None:
         """The records are queued in the store, and have left their lane here."""
         if not partition.closed:
             partition.complete(records, left=True, stored=True)
@@ -234,7 +235,7 @@ class RunEndings:
     def _dispose(
         self,
         partition: Partition,
-        record: Raw,
+        record: RawRecord,
         error: BaseException,
         run: RecordRun | None,
         *,
@@ -255,8 +256,9 @@ class RunEndings:
             self._hold("stopped", partition, record, attempts, text, since, again)
         else:
             copy = letter(
-                binding.dead_letter_topic_of(record.topic),
+                binding.dead_letter_topic_of(partition.tp.topic),
                 record,
+                partition.tp,
                 group=binding.group,
                 workflow=binding.workflow.name,
                 run_id=partition.run_id(record.offset),
@@ -275,7 +277,7 @@ class RunEndings:
         error: BaseException,
         run: RecordRun | None,
         partition: Partition,
-        record: Raw,
+        record: RawRecord,
         attempts: int,
         text: str,
         since: float,
@@ -300,12 +302,12 @@ class RunEndings:
         self,
         copy: Output,
         partition: Partition,
-        record: Raw,
+        record: RawRecord,
         attempts: int,
         text: str,
         since: float,
         run: RecordRun | None,
-        last: Callable[[Partition, Raw, int, str, float], None],
+        last: Callable[[Partition, RawRecord, int, str, float], None],
     ) -> None:
         def posted(refused: OutputRefused | None) -> None:
             if refused is None:
@@ -319,7 +321,7 @@ class RunEndings:
 
         self._send(partition, record, [copy], posted)
 
-    def _send(self, partition: Partition, record: Raw, outputs: list[Output], done: Done) -> None:
+    def _send(self, partition: Partition, record: RawRecord, outputs: list[Output], done: Done) -> None:
         """Produce, unless the group may have gone on without us: then another process produces."""
         if partition.closed:
             self._release(partition)
@@ -330,7 +332,7 @@ class RunEndings:
         else:
             self._transact(partition, record, outputs, done)
 
-    def _transact(self, partition: Partition, record: Raw, outputs: list[Output], done: Done) -> None:
+    def _transact(self, partition: Partition, record: RawRecord, outputs: list[Output], done: Done) -> None:
         """Produce in a transaction. A topic's refusal may cost the partition, so it is kept for the record's return."""
         place = partition.tp, record.offset
         before = self._refusals.pop(place, None)
@@ -350,7 +352,7 @@ class RunEndings:
         partition.transactor.put(record, outputs, settled)
 
     def _settle(
-        self, kind: EventKind, partition: Partition, record: Raw, attempts: int, text: str | None, since: float
+        self, kind: EventKind, partition: Partition, record: RawRecord, attempts: int, text: str | None, since: float
     ) -> None:
         """The record needs nothing more: if that is to be on record, first of all."""
         attended = partition.addressed.get(record.offset) if partition.addressed else None
@@ -364,7 +366,7 @@ class RunEndings:
         self,
         kind: EventKind,
         partition: Partition,
-        record: Raw,
+        record: RawRecord,
         attempts: int,
         text: str | None,
         since: float,
@@ -382,7 +384,7 @@ class RunEndings:
         self,
         kind: EventKind,
         partition: Partition,
-        record: Raw,
+        record: RawRecord,
         attempts: int,
         text: str,
         since: float,
@@ -414,7 +416,7 @@ class RunEndings:
         assert outcome.error is not None
         self._hold("paused", run.partition, run.origin, run.attempt, str(outcome.error), run.started, run)
 
-    def over(self, partition: Partition, record: Raw, end: Ending | None) -> None:
+    def over(self, partition: Partition, record: RawRecord, end: Ending | None) -> None:
         """The record's run had ended before, and only its offset was open. Who was to hear of it may have died."""
         if end is not None:
             failed: EventKind = "skipped" if self.pool.binding.on_failure == "skip" else "dead_lettered"
@@ -425,12 +427,12 @@ class RunEndings:
             partition.complete([record], stored=True)
         self._release(partition)
 
-    def cancel(self, partition: Partition, record: Raw) -> None:
+    def cancel(self, partition: Partition, record: RawRecord) -> None:
         """The record's run was cancelled while it had no body."""
         partition.stopped.pop(record.offset, None)
         self._settle("cancelled", partition, record, 0, None, monotonic())
 
-    def again(self, partition: Partition, record: Raw, run: RecordRun | None) -> None:
+    def again(self, partition: Partition, record: RawRecord, run: RecordRun | None) -> None:
         """A held record is to go on: by this run, or from its beginning."""
         partition.stopped.pop(record.offset, None)
         if not partition.closed:
@@ -446,13 +448,13 @@ class RunEndings:
         self,
         kind: EventKind,
         partition: Partition,
-        record: Raw,
+        record: RawRecord,
         attempt: int,
         error: str | None,
         since: float,
     ) -> None:
         if (tally := self._tallies.get(kind)) is not None:
-            place = f"{record.topic}[{record.partition}] offset {record.offset}"
+            place = f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}"
             tally.tell(f"{place}, attempt {attempt}: {kind.replace('_', '-')}: {error}", monotonic())
         observer = self._observer()
         if observer is not None:
@@ -461,8 +463,8 @@ class RunEndings:
                 RecordEvent(
                     kind,
                     self.pool.binding.name,
-                    record.topic,
-                    record.partition,
+                    partition.tp.topic,
+                    partition.tp.partition,
                     record.offset,
                     record.key,
                     partition.run_id(record.offset),

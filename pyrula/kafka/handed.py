@@ -262,7 +262,8 @@ class HandedOverRuns:
         record, history = RecordId.parse(query.run_id), await self.store.history(query.run_id)
         assert record is not None
         pool, _ = self._pools[f"@{record.address.rpartition('-')[0]}"]
-        args, kwargs = pool.binding.arguments(StoredRecord.decode(history.params))
+        stored = StoredRecord.decode(history.params)
+        args, kwargs = pool.binding.arguments(stored, stored.place)
         workflow = pool.binding.workflow
         async with replayed(
             workflow, query.run_id, kwargs, history.rows, args=args, clock=self.clock, attempt=history.attempt

@@ -59,7 +59,7 @@ class HandedRun(HeldRun):
         self._told = told
 
     def record(self, run: Any) -> Record[Any]:
-        return Record.of(self.stored, self.stored.value)
+        return Record.of(self.stored, self.stored.value, self.stored.place)
 
     async def live(self) -> None:
         """Until it is let go in one way or another. Raises LeaseLost if others have it."""
@@ -79,7 +79,7 @@ class HandedRun(HeldRun):
             return
         self.event(None, "started", worker=self.lease.worker, attempt=claimed.attempt)
         try:
-            args, kwargs = self.binding.arguments(self.stored)
+            args, kwargs = self.binding.arguments(self.stored, self.stored.place)
         except RecordError as error:
             await self._failed(failure_of(error), claimed.attempt, None)
             return
@@ -238,6 +238,7 @@ class HandedRun(HeldRun):
             copy = letter(
                 binding.dead_letter_topic_of(self.stored.topic),
                 self.stored,
+                self.stored.place,
                 group=binding.group,
                 workflow=binding.workflow.name,
                 run_id=self.lease.run_id,

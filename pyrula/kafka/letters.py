@@ -4,7 +4,7 @@ The header names are public (docs/formats.md), dead_letter.py writes them. Pure,
 """
 
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Protocol, Self
 
 from aiokafka import TopicPartition
 
@@ -12,7 +12,7 @@ from pyrula.kafka.backfill.reader import PartReader
 from pyrula.kafka.backfill.redrive import journal_in
 from pyrula.kafka.dead_letter import PREFIX
 from pyrula.kafka.options import KafkaOptions
-from pyrula.kafka.partition import Raw
+from pyrula.kafka.record import RawRecord
 from pyrula.kafka.stored_record import StoredRecord, encode_record
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.store.record_changes import RecordId
@@ -20,6 +20,15 @@ from pyrula.workflows.store.record_changes import RecordId
 __all__ = ["DeadLetter", "read_letter"]
 
 _BACKFILL = "backfill:"
+
+
+class LetterRecord(RawRecord, Protocol):
+    """A record that knows where it was read, as aiokafka's ConsumerRecord does."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,7 @@ class DeadLetter:
     rows: tuple[tuple[int, bytes], ...] = field(repr=False, default=())
 
     @classmethod
-    def of(cls, record: Raw) -> Self:
+    def of(cls, record: LetterRecord) -> Self:
         """From a record of a dead-letter topic, as a client gives it: topic, key, value, headers...
 
         ValueError for a record that is no letter, and for a backfill's, which is redriven by `backfills.redrive`."""
@@ -85,7 +94,7 @@ class DeadLetter:
             reason=words[2],
             message=words[3],
             attempts=attempts,
-            params=encode_record(source),
+            params=encode_record(source, source.place),
             rows=tuple(journal_in(record)),
         )
 
@@ -104,6 +113,7 @@ async def read_letter(
         while clock.monotonic() < until:
             for record in await reader.read(1, 1.0):
                 if record.offset == offset:
-                    return DeadLetter.of(record)
+                    place = topic, partition, offset, record.timestamp
+                    return DeadLetter.of(StoredRecord(*place, record.key, record.value, tuple(record.headers)))
                 raise ValueError(f"{topic}[{partition}] has no record at offset {offset}; the next is {record.offset}")
     raise ValueError(f"{topic}[{partition}] has no record at offset {offset}")

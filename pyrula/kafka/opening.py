@@ -21,15 +21,14 @@ from pyrula.kafka.client import BrokerError, Committed, GroupClient, MetadataToo
 from pyrula.kafka.commit_map import CommitMap, Foreign, decode, encode
 from pyrula.kafka.deaths import CAREFUL_AFTER, CAREFUL_AT_ONCE
 from pyrula.kafka.done_rows import DONE_INDEX, DoneRows, split
-from pyrula.kafka.partition import Raw
-from pyrula.kafka.record import Witness, fingerprint
+from pyrula.kafka.record import RawRecord, Witness, fingerprint
 from pyrula.workflows.errors import StaleToken, StoreError
 from pyrula.workflows.store.port import Batch, Claim, SourceStore, Token
 
 log = logging.getLogger("pyrula.kafka")
 
 # Reads the first record at or after an offset; None when the log has none there any more.
-Probe = Callable[[TopicPartition, int], Awaitable[Raw | None]]
+Probe = Callable[[TopicPartition, int], Awaitable[RawRecord | None]]
 
 
 @dataclass(frozen=True, slots=True)

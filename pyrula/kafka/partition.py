@@ -37,15 +37,6 @@ from pyrula.workflows.worker.patience import ask_until_answered
 log = logging.getLogger("pyrula.kafka")
 
 
-class Raw(RawRecord, Protocol):
-    """A record as the client gives it, its sizes counted (-1 for null)."""
-
-    @property
-    def serialized_key_size(self) -> int: ...
-    @property
-    def serialized_value_size(self) -> int: ...
-
-
 # A buffered record costs this much beside its key, value and headers.
 RECORD_OVERHEAD = 400
 
@@ -61,7 +52,7 @@ class RecordRun(Execution):
 
     __slots__ = ("expired", "partition", "print", "rides", "started")
 
-    origin: Raw
+    origin: RawRecord
     flush: Flush | None
     partition: "Partition"
     print: str | None
@@ -81,13 +72,16 @@ class RecordRun(Execution):
         return self.partition.run_id(self.origin.offset)
 
 
-def _size(records: Sequence[Raw]) -> int:
+def _size(records: Sequence[RawRecord]) -> int:
     """The bytes of keys, values and headers."""
-    size = sum([record.serialized_value_size + record.serialized_key_size for record in records])
+    try:
+        size = sum([len(record.value) + len(record.key) for record in records])
+    except TypeError:  # one of them is null
+        size = sum([len(record.value or b"") + len(record.key or b"") for record in records])
     return size + sum([_header_bytes(record) for record in records if record.headers])
 
 
-def _header_bytes(record: Raw) -> int:
+def _header_bytes(record: RawRecord) -> int:
     return sum(len(name) + len(value or b"") for name, value in record.headers)
 
 
@@ -112,7 +106,7 @@ class Transacting(Protocol):
 
     problem: str | None
 
-    def put(self, record: Raw, outputs: Sequence[Output], done: Done) -> None:
+    def put(self, record: RawRecord, outputs: Sequence[Output], done: Done) -> None:
         """Have it committed, then call `done`: see `Producing`."""
 
     async def finish(self) -> None:
@@ -125,7 +119,7 @@ class Transacting(Protocol):
 class Attended(Protocol):
     """A run that others may take part in."""
 
-    async def admit(self, record: Raw) -> bool:
+    async def admit(self, record: RawRecord) -> bool:
         """Before it begins: whether it is to. If not, its record has been seen to."""
 
     def begin(self, run: RecordRun) -> None:
@@ -151,7 +145,7 @@ class Attended(Protocol):
 class Away(Protocol):
     """Lanes that are not here, since a record of theirs was handed over."""
 
-    def fresh(self, records: list[Raw]) -> list[Raw]:
+    def fresh(self, records: list[RawRecord]) -> list[RawRecord]:
         """Those of the records that were read which aren't in the store, or done."""
 
     def keeps(self, head: Any) -> bool:
@@ -170,19 +164,19 @@ class Attending(Protocol):
     def on_outcome(self, run: RecordRun, outcome: Outcome) -> None:
         """A body has ended, or was cut."""
 
-    def on_failure(self, record: Raw, error: BaseException, run: RecordRun | None) -> None:
+    def on_failure(self, record: RawRecord, error: BaseException, run: RecordRun | None) -> None:
         """What a record's run failed with, once and for all; no run: it wasn't made one."""
 
     def retry_later(self, run: RecordRun, delay: float) -> bool:
         """Whether the next round of a run, which is due in so many seconds, is seen to."""
 
     def block(
-        self, record: Raw, error: BaseException, attempt: int, run: RecordRun | None, then: Callable[[bool], None]
+        self, record: RawRecord, error: BaseException, attempt: int, run: RecordRun | None, then: Callable[[bool], None]
     ) -> bool:
         """Whether a record's run that failed once and for all may be left to the store, with its lane; then `then` is
         told whether the store has it."""
 
-    def hold(self, record: Raw, text: str, run: RecordRun | None) -> None:
+    def hold(self, record: RawRecord, text: str, run: RecordRun | None) -> None:
         """A record can't go on until somebody says so, then by this run."""
 
     async def passed(self, below: int) -> None:
@@ -248,11 +242,11 @@ class Partition:
         self.on_close: Callable[[], None] | None = None
         self._journal_bytes: dict[int, int] = {}
         self._live_bytes = 0
-        self._highest: Raw | None = None
-        self._top: Raw | None = None
+        self._highest: RawRecord | None = None
+        self._top: RawRecord | None = None
         self._known = known
         self._anchor = anchor
-        self._next_anchor: Raw | None = None
+        self._next_anchor: RawRecord | None = None
         self._holds = 0
         self._fetch = fetch
         self._fenced = fenced
@@ -270,7 +264,7 @@ class Partition:
                 self._queue.add(position, index, data)
             self.marks = marks if marks.careful or marks.charged else None
 
-    def receive(self, records: list[Raw]) -> None:
+    def receive(self, records: list[RawRecord]) -> None:
         """Take records that were read, in offset order; those known to be done are dropped here."""
         tracker = self.tracker
         mapped = tracker.has_map
@@ -286,7 +280,7 @@ class Partition:
         self.lanes.extend(records)
         self.check_bounds()
 
-    def complete(self, records: Sequence[Raw], *, left: bool = False, stored: bool = False) -> None:
+    def complete(self, records: Sequence[RawRecord], *, left: bool = False, stored: bool = False) -> None:
         """These records need nothing more here: their offsets count, their lanes go on, which they may have `left`.
         Those that aren't done but `stored` count once that is sure."""
         if self.closed:
@@ -320,7 +314,7 @@ class Partition:
         if not self.closed:
             self._fenced(self)
 
-    def reckon(self, records: Sequence[Raw]) -> None:
+    def reckon(self, records: Sequence[RawRecord]) -> None:
         """Count the offsets of these records as done in the commit that is about to be made; they are completed, or the
         partition dropped, when it is known what became of it."""
         if records:
@@ -329,7 +323,7 @@ class Partition:
             if self._top is None or highest.offset > self._top.offset:
                 self._top = highest
 
-    def rows_of(self, record: Raw) -> Journal | None:
+    def rows_of(self, record: RawRecord) -> Journal | None:
         """What the journal holds of this very record: rows of another log's record at its offset are ignored."""
         rows = self.journal.get(record.offset)
         if rows is None:
@@ -368,7 +362,7 @@ class Partition:
     def row_of(self, run: Execution, entry: Entry | None) -> bytes:
         """A row as it is stored. It counts as journaled."""
         assert isinstance(run, RecordRun)
-        record: Raw = run.origin
+        record: RawRecord = run.origin
         if run.print is None:
             run.print = fingerprint(record)
         data = b"" if entry is None else encode_row(entry, run.print)
@@ -393,7 +387,7 @@ class Partition:
             self.journaled = True
             self._queue.add(position, index, data)
 
-    async def mark(self, record: Raw, mark: Mark) -> None:
+    async def mark(self, record: RawRecord, mark: Mark) -> None:
         """Write durably that the record is about to run. Raises LeaseLost if it is no longer ours to run."""
         rows = self.rows_of(record)
         marked = replace(mark, journaled=0 if rows is None else rows.next_index)
@@ -401,7 +395,7 @@ class Partition:
         self.journaled = True
         await self._queue.add(record.offset, MARK_INDEX, marked.row(fingerprint(record))).wait()
 
-    def unmark(self, record: Raw) -> Mark | None:
+    def unmark(self, record: RawRecord) -> Mark | None:
         """The record's body has ended, so no death can be its doing. What it was marked with, if it was."""
         mark = self.marked.pop(record.offset, None)
         if mark is not None and not self.closed:
@@ -453,8 +447,8 @@ class Partition:
 
     def record(self, run: Execution) -> Record[Any] | None:
         """Host of runs: the record that ctx.record shows."""
-        raw = cast(Raw, run.origin)
-        return Record.of(raw, raw.value)
+        raw = cast(RawRecord, run.origin)
+        return Record.of(raw, raw.value, self.tp)
 
     async def trigger(self, run: Execution, definition: WorkflowDefinition[..., Any], event: TriggerEvent) -> str:
         """Host of runs: feed an event to another workflow's trigger."""

@@ -3,7 +3,7 @@
 A record's identity is (cluster, group, topic, partition, offset). A fingerprint tells whether the record at an offset
 is still the one a journal or a completion map was written for, so that a topic made again under its old name meets
 nothing of the old log. Pure: no I/O and no clock. The texts and bytes made here are stored, so they are described in
-docs/formats.md; the raw record is any object with the attributes of ``RawRecord`` (aiokafka's ConsumerRecord has them).
+docs/formats.md; a raw record is any object with the attributes of ``RawRecord``, and doesn't know where it was read.
 """
 
 import re
@@ -35,10 +35,6 @@ _RUN_ID = re.compile(r"([0-9a-f]{2})-k([a-z2-7]{10})-(0|[1-9][0-9]{0,9})-(0|[1-9
 class RawRecord(Protocol):
     """A record as a Kafka client gives it. `timestamp` is in milliseconds, negative or None when the log has none."""
 
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
     @property
     def offset(self) -> int: ...
     @property
@@ -77,12 +73,12 @@ class Record(Generic[T]):
         return _EPOCH + timedelta(milliseconds=min(max(self.timestamp_ms, _FIRST_MS), _LAST_MS))
 
     @classmethod
-    def of(cls, raw: RawRecord, value: T) -> "Record[T]":
-        """The record `raw`, its value replaced by the decoded one."""
+    def of(cls, raw: RawRecord, value: T, place: tuple[str, int]) -> "Record[T]":
+        """The record `raw` of a topic's partition, its value replaced by the decoded one."""
         timestamp: int | None = raw.timestamp
         record: Record[T] = object.__new__(cls)
-        _set_topic(record, raw.topic)
-        _set_partition(record, raw.partition)
+        _set_topic(record, place[0])
+        _set_partition(record, place[1])
         _set_offset(record, raw.offset)
         _set_key(record, raw.key)
         _set_value(record, value)

@@ -32,7 +32,8 @@ __all__ = [
     "compile_arguments",
 ]
 
-Arguments: TypeAlias = Callable[[RawRecord], tuple[tuple[Any, ...], dict[str, Any] | None]]
+# From a raw record and its topic and partition.
+Arguments: TypeAlias = Callable[[RawRecord, tuple[str, int]], tuple[tuple[Any, ...], dict[str, Any] | None]]
 
 
 class Serde(Protocol):
@@ -92,7 +93,7 @@ def compile_arguments(definition: WorkflowDefinition[..., Any], value_serde: Ser
     if annotations:
         parameter = definition.parameters[0]
         return _one_argument(definition.name, parameter, annotations[parameter.name], decode, as_json)
-    return lambda raw: ((), None)
+    return lambda raw, place: ((), None)
 
 
 def _one_argument(
@@ -106,12 +107,12 @@ def _one_argument(
         _refuse_records(inner, where)
         value = value_reader(inner, where, name, decode, as_json).value
         if parameter.keyword_only:
-            return lambda raw: ((), {name: Record.of(raw, value(raw.value))})
-        return lambda raw: ((Record.of(raw, value(raw.value)),), None)
+            return lambda raw, place: ((), {name: Record.of(raw, value(raw.value), place)})
+        return lambda raw, place: ((Record.of(raw, value(raw.value), place),), None)
     _refuse_records(annotation, where)
     reader = value_reader(annotation, where, name, decode, as_json)
     if parameter.keyword_only:
-        return lambda raw: ((), {name: reader.value(raw.value)})
+        return lambda raw, place: ((), {name: reader.value(raw.value)})
     return _fast_argument(reader)
 
 
@@ -119,7 +120,7 @@ def _fast_argument(reader: ValueReader) -> Arguments:
     """`reader.value` without the call, since nearly every record comes this way."""
     read, _, kind, explain, misfit = reader
 
-    def arguments(raw: RawRecord) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+    def arguments(raw: RawRecord, place: tuple[str, int]) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
         try:
             value = read(raw.value)
         except Exception as error:
@@ -143,12 +144,12 @@ def _fields(definition: WorkflowDefinition[..., Any], annotations: dict[str, Any
     fields = cast(Any, TypedDict)("fields", shape)
     if not definition.accepts_extra:
         value = value_reader(fields, where, "", decode, as_json=True).value
-        return lambda raw: ((), value(raw.value))
+        return lambda raw, place: ((), value(raw.value))
     fields.__pydantic_config__ = ConfigDict(extra="allow")
     value = value_reader(fields, where, "", decode, as_json=True).value
     ctx = next(iter(inspect.signature(definition.fn).parameters))
 
-    def arguments(raw: RawRecord) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+    def arguments(raw: RawRecord, place: tuple[str, int]) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
         named = value(raw.value)
         named.pop(ctx, None)  # the first parameter is given already
         return (), named

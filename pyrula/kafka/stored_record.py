@@ -6,7 +6,7 @@ Pure. The form is public (docs/formats-records.md).
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
 
-from pyrula.kafka.partition import Raw
+from pyrula.kafka.record import RawRecord
 from pyrula.workflows.codec import dumps, loads
 
 __all__ = ["StoredRecord", "encode_record"]
@@ -14,7 +14,7 @@ __all__ = ["StoredRecord", "encode_record"]
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A raw record, as a Kafka client would give it."""
+    """A raw record, as a Kafka client would give it, and where it was read."""
 
     topic: str
     partition: int
@@ -25,12 +25,9 @@ class StoredRecord:
     headers: tuple[tuple[str, bytes], ...]
 
     @property
-    def serialized_key_size(self) -> int:
-        return -1 if self.key is None else len(self.key)
-
-    @property
-    def serialized_value_size(self) -> int:
-        return -1 if self.value is None else len(self.value)
+    def place(self) -> tuple[str, int]:
+        """Topic and partition."""
+        return self.topic, self.partition
 
     @classmethod
     def decode(cls, data: bytes) -> "StoredRecord":
@@ -47,13 +44,13 @@ class StoredRecord:
         )
 
 
-def encode_record(record: Raw) -> bytes:
-    """JSON, bytes in base64."""
+def encode_record(record: RawRecord, place: tuple[str, int]) -> bytes:
+    """JSON, bytes in base64. `place` is topic and partition."""
     timestamp: int | None = record.timestamp
     return dumps(
         {
-            "topic": record.topic,
-            "partition": record.partition,
+            "topic": place[0],
+            "partition": place[1],
             "offset": record.offset,
             "timestamp": -1 if timestamp is None else timestamp,
             "key": _text(record.key),

@@ -24,7 +24,8 @@ from aiokafka.structs import OffsetAndMetadata
 from pyrula.kafka.client import BrokerError, Committed
 from pyrula.kafka.options import KafkaOptions
 from pyrula.kafka.outputs import Done, OutputRefused, close_producer, missing, producer_arguments, refusal
-from pyrula.kafka.partition import Partition, Raw
+from pyrula.kafka.partition import Partition
+from pyrula.kafka.record import RawRecord
 from pyrula.workflows.execution import Output
 
 log = logging.getLogger("pyrula.kafka")
@@ -45,7 +46,7 @@ MANY = 32
 class Entry(NamedTuple):
     """A record that has ended: what it produces, and who waits for that to be committed."""
 
-    record: Raw
+    record: RawRecord
     outputs: Sequence[Output]
     done: Done
 
@@ -115,7 +116,7 @@ class Transactor:
         self._broken = broken
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"transactions of {self._tp}")
 
-    def put(self, record: Raw, outputs: Sequence[Output], done: Done) -> None:
+    def put(self, record: RawRecord, outputs: Sequence[Output], done: Done) -> None:
         """Have a record's outputs committed with its offset; then `done` is called with None, or with why a topic will
         never take one of them."""
         self._entries.append(Entry(record, outputs, done))

@@ -52,6 +52,7 @@ __all__ = [
     "Output",
     "RunHost",
     "install",
+    "makes_tasks",
     "replayed",
     "uninstall",
     "without_end",
@@ -81,18 +82,28 @@ class Execution(Attended):
             return self._stopped()
         journal = self.journal
         # A journal with a head is of a run that had several tasks: only settled points tell where its entries belong.
-        straight = id(self.definition) not in _making_tasks and (journal is None or ("head", "") not in journal.notes)
+        straight = not makes_tasks(self.definition) and (journal is None or ("head", "") not in journal.notes)
         if journal is not None and journal.keeps_messages:
             self.desk = self.desk or Desk()
             self.desk.restore(journal)
         if self.desk is not None and self.desk.urgent:
             straight = False
-        variables = copy_context()
         if not straight:
+            variables = copy_context()
             variables.run(RUN.set, self)  # before the body begins: its first turn is the run's already
             self.unfinished = self._with_crew(variables)
             return None
-        self.body = body = _call(self)
+        return self.start_straight(Context(self), drive)
+
+    def start_straight(self, context: Context, drive: Drive | None) -> Outcome | None:
+        """`start()` of a run of which nothing is known yet: no journal, no message, and not one that `makes_tasks`.
+
+        `context` is the run's own, `Context(run)`. When the answer is COMPLETED, the body has asked for nothing
+        (`machine`) and armed no timer (`alarms`), and nobody has kept run or context, then these may be another run's:
+        its host sets what is another's, and `stopped` and `straight` back, and starts it.
+        """
+        variables = copy_context()
+        self.body = body = _call(self, context)
         steps = body.__await__()
         try:
             yielded = variables.run(next, steps, ENDED)
@@ -199,7 +210,7 @@ class Execution(Attended):
         assert self.crew is not None
         raised: BaseException | None = None
         try:
-            await _call(self)
+            await _call(self, Context(self))
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -300,18 +311,23 @@ class Execution(Attended):
         return Outcome(status, None, self.error if status in ("failed", "paused") else None)
 
 
-async def _call(run: Execution) -> None:
+async def _call(run: Execution, context: Context) -> None:
     """The body, in the run's own context."""
     RUN.set(run)
     if run.kwargs is None:
-        value = await run.definition.fn(Context(run), *run.args)
+        value = await run.definition.fn(context, *run.args)
     else:
-        value = await run.definition.fn(Context(run), *run.args, **run.kwargs)
+        value = await run.definition.fn(context, *run.args, **run.kwargs)
     if run.stopped is None:
         run._result = value  # noqa: SLF001 - it is of this module's class
 
 
 _making_tasks: set[int] = set()
+
+
+def makes_tasks(definition: WorkflowDefinition[Any, Any]) -> bool:
+    """Whether a run of it has made tasks, so that those that start now get one from the start."""
+    return id(definition) in _making_tasks
 
 
 def _remember(definition: WorkflowDefinition[Any, Any]) -> None:

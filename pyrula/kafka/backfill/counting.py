@@ -74,7 +74,7 @@ async def _count(job: Job, options: KafkaOptions, number: int, counts: Progress,
                 counts.last = (record.offset, -1 if record.timestamp is None else record.timestamp)
                 counts.first = counts.first or counts.last
                 try:
-                    counts.matched += job.matches is None or job.matches(record)
+                    counts.matched += job.matches is None or job.matches(record, reader.tp)
                 except Undecided as error:
                     counts.undecided += 1
                     counts.note = counts.note or f"offset {record.offset} would not be run: {error}"

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias, get_args, get_origin
 
 from pyrula.kafka.backfill.redrive import is_letter_of
 from pyrula.kafka.binding import Binding
-from pyrula.kafka.partition import Raw
-from pyrula.kafka.record import Record
+from pyrula.kafka.record import RawRecord, Record
 from pyrula.kafka.value_reader import RecordError, unwrapped, value_reader
 from pyrula.workflows.backfills import (
     Boundary,
@@ -36,7 +35,8 @@ from pyrula.workflows.store.backfills import StoredBackfill
 __all__ = ["Backfill", "Job", "NotHere", "Undecided", "group_of", "job_of", "serves"]
 
 Where: TypeAlias = Callable[[Record[Any]], bool]
-Matches: TypeAlias = Callable[[Raw], bool]
+# Whether a record, read at a topic's partition, is to be run.
+Matches: TypeAlias = Callable[[RawRecord, tuple[str, int]], bool]
 
 
 class Undecided(Exception):
@@ -267,9 +267,9 @@ def compile_where(predicate: Where) -> Matches:
     annotation = _value_annotation(predicate)
     reader = value_reader(annotation, f"where={name}", "", None, False)
 
-    def matches(raw: Raw) -> bool:
+    def matches(raw: RawRecord, place: tuple[str, int]) -> bool:
         try:
-            return bool(predicate(Record.of(raw, reader.value(raw.value))))
+            return bool(predicate(Record.of(raw, reader.value(raw.value), place)))
         except RecordError as error:
             hint = "" if annotation is not Any else "; annotate its parameter as Record[bytes] or Record[your type]"
             raise Undecided(f"{error}{hint}") from error

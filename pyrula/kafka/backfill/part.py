@@ -25,8 +25,8 @@ from pyrula.kafka.deaths import read_marks
 from pyrula.kafka.events import RecordEvent
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.options import KafkaOptions
-from pyrula.kafka.partition import Bounds, Partition, Raw
-from pyrula.kafka.record import record_identity
+from pyrula.kafka.partition import Bounds, Partition
+from pyrula.kafka.record import RawRecord, record_identity
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.standing import Standing
 from pyrula.kafka.stores import WorkerStore
@@ -157,13 +157,13 @@ class Part:
         self.lost = True
         self._around.on_change()
 
-    def _hand_over(self, partition: Partition, records: list[Raw]) -> None:
+    def _hand_over(self, partition: Partition, records: list[RawRecord]) -> None:
         if self._adopted is not None:
             self._adopt(partition, records, self._adopted)
         partition.receive(records)
         self._around.pool.offer(partition)
 
-    def _adopt(self, partition: Partition, letters: list[Raw], queue: SourceQueue) -> None:
+    def _adopt(self, partition: Partition, letters: list[RawRecord], queue: SourceQueue) -> None:
         """Dead letters go on from the journals in them, unless they have begun here before."""
         for letter in letters:
             if letter.offset in partition.journal or partition.tracker.is_done(letter.offset):

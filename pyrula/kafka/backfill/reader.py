@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError, UnsupportedCodecError, for_code
 
 from pyrula.kafka.client import BrokerError, OutOfRange, Unreadable
+from pyrula.kafka.fetched import take
 from pyrula.kafka.options import KafkaOptions
+from pyrula.kafka.record import RawRecord
 from pyrula.workflows.backfills import Bound, Request
 from pyrula.workflows.errors import ConfigurationError
 
@@ -101,11 +103,10 @@ class PartReader(Reading):
             self._consumer.assign([self.tp])
         self._consumer.seek(self.tp, offset)
 
-    async def read(self, most: int, timeout: float) -> list[ConsumerRecord[Any, Any]]:
+    async def read(self, most: int, timeout: float) -> list[RawRecord]:
         """Up to `most` records; none after `timeout` seconds. OutOfRange, Unreadable, BrokerError."""
         try:
-            batch: Mapping[TopicPartition, list[ConsumerRecord[Any, Any]]]
-            batch = await self._consumer.getmany(self.tp, timeout_ms=int(timeout * 1000), max_records=most)
+            batch = await take(self._consumer, timeout, most)
         except OffsetOutOfRangeError as error:
             raise OutOfRange(error.args[0]) from error
         except UnsupportedCodecError as error:

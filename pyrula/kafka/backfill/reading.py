@@ -8,9 +8,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
 
-from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka import TopicPartition
 
 from pyrula.kafka.backfill.courtesy import PORTION as COURTEOUS_PORTION
 from pyrula.kafka.backfill.courtesy import Courtesy
@@ -19,8 +18,8 @@ from pyrula.kafka.backfill.pacing import Pacer
 from pyrula.kafka.backfill.reader import PartReader, existing_partitions
 from pyrula.kafka.client import BrokerError, OutOfRange, Unreadable
 from pyrula.kafka.options import KafkaOptions
-from pyrula.kafka.partition import Partition, Raw
-from pyrula.kafka.record import Witness, fingerprint
+from pyrula.kafka.partition import Partition
+from pyrula.kafka.record import RawRecord, Witness, fingerprint
 from pyrula.workflows.backfills import Progress
 
 __all__ = ["RangeReading"]
@@ -121,7 +120,7 @@ class RangeReading:
             progress.end = max(end, progress.start)
         self.read_all = self.read_all or progress.position >= progress.end
 
-    async def run(self, partition: Partition, hand_over: Callable[[Partition, list[Raw]], None]) -> None:
+    async def run(self, partition: Partition, hand_over: Callable[[Partition, list[RawRecord]], None]) -> None:
         """To the end of the range, or to a problem. What is to be run goes to `hand_over`."""
         try:
             await self._reader.begin(partition.tracker.committable())
@@ -139,7 +138,7 @@ class RangeReading:
             log.exception("backfill %s: %s", self._job.id, self._place)
             self.problem = f"{self._place}: {error!r}"
 
-    async def _read_some(self, partition: Partition, hand_over: Callable[[Partition, list[Raw]], None]) -> None:
+    async def _read_some(self, partition: Partition, hand_over: Callable[[Partition, list[RawRecord]], None]) -> None:
         reader, pacer, courtesy = self._reader, self._pacer, self._courtesy
         portion = pacer.portion(PORTION if courtesy is None else COURTEOUS_PORTION)
         began = monotonic()
@@ -171,13 +170,13 @@ class RangeReading:
     def _take(
         self,
         partition: Partition,
-        records: Sequence[ConsumerRecord[Any, Any]],
+        records: Sequence[RawRecord],
         position: int,
-        hand_over: Callable[[Partition, list[Raw]], None],
+        hand_over: Callable[[Partition, list[RawRecord]], None],
     ) -> int:
         """Hand over what is to be run; all else that reading has passed is done. How many are to be run."""
         progress, tracker = self.progress, partition.tracker
-        chosen: list[Raw] = []
+        chosen: list[RawRecord] = []
         for record in records:
             offset = record.offset
             if offset >= progress.end:
@@ -200,12 +199,12 @@ class RangeReading:
         self.read_all = position >= progress.end
         return count
 
-    def _matches(self, record: Raw, new: bool) -> bool:
+    def _matches(self, record: RawRecord, new: bool) -> bool:
         matches = self._job.matches
         if matches is None:
             return True
         try:
-            return matches(record)
+            return matches(record, self._tp)
         except Undecided as error:
             if new:
                 self.progress.undecided += 1

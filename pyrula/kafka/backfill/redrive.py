@@ -8,19 +8,18 @@ from collections.abc import Callable
 
 from pyrula.kafka.backfill.marked import HEADER
 from pyrula.kafka.dead_letter import PREFIX, decode_journal
-from pyrula.kafka.partition import Raw
-from pyrula.kafka.record import fingerprint
+from pyrula.kafka.record import RawRecord, fingerprint
 from pyrula.workflows.errors import SerializationError
 from pyrula.workflows.replay.journal import decode_row, encode_row
 
 __all__ = ["is_letter_of", "journal_in"]
 
 
-def is_letter_of(backfill_id: str) -> Callable[[Raw], bool]:
+def is_letter_of(backfill_id: str) -> Callable[[RawRecord, tuple[str, int]], bool]:
     """Whether a record is a dead letter of that backfill."""
     wanted = backfill_id.encode()
 
-    def matches(record: Raw) -> bool:
+    def matches(record: RawRecord, place: tuple[str, int]) -> bool:
         return any(name == HEADER and value == wanted for name, value in record.headers) and any(
             name == f"{PREFIX}reason" for name, _ in record.headers
         )
@@ -28,7 +27,7 @@ def is_letter_of(backfill_id: str) -> Callable[[Raw], bool]:
     return matches
 
 
-def journal_in(letter: Raw) -> list[tuple[int, bytes]]:
+def journal_in(letter: RawRecord) -> list[tuple[int, bytes]]:
     """The rows from which its run goes on, as rows of the letter; none if it has no journal that can be read.
 
     Without the error that ended the run, if that is the last it was given, and with its attempts to be counted anew."""

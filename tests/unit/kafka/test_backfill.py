@@ -32,11 +32,13 @@ async def order(ctx: Context, value: dict[str, Any]) -> None: ...
 async def other(ctx: Context, value: dict[str, Any]) -> None: ...
 
 
+PLACE = ("orders", 0)
+
+
 class Raw:
     """A record as the client gives it."""
 
-    topic, partition, offset, timestamp, key, headers = "orders", 0, 7, 1000, b"k", ()
-    serialized_key_size = serialized_value_size = 1
+    offset, timestamp, key, headers = 7, 1000, b"k", ()
 
     def __init__(self, value: bytes | None) -> None:
         self.value = value
@@ -167,7 +169,7 @@ def unannotated(record):  # type: ignore[no-untyped-def]
     ],
 )
 def test_a_predicate_reads_the_value_as_it_is_annotated(predicate: Any, value: bytes | None, matches: bool) -> None:
-    assert compile_where(predicate)(Raw(value)) is matches  # type: ignore[arg-type]
+    assert compile_where(predicate)(Raw(value), PLACE) is matches  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_a_predicate_reads_the_value_as_it_is_annotated(predicate: Any, value: b
 )
 def test_what_it_cannot_decide(predicate: Any, value: bytes | None, said: str) -> None:
     with pytest.raises(Undecided) as undecided:
-        compile_where(predicate)(Raw(value))  # type: ignore[arg-type]
+        compile_where(predicate)(Raw(value), PLACE)  # type: ignore[arg-type]
     assert said in str(undecided.value)
 
 
@@ -218,7 +220,7 @@ def test_a_job_is_made_of_what_is_stored() -> None:
     job = job_of(stored(request), [BINDING])
     assert job is not None
     assert job.matches is not None
-    assert job.matches(Raw(b'{"n":6}'))  # type: ignore[arg-type]
+    assert job.matches(Raw(b'{"n":6}'), PLACE)  # type: ignore[arg-type]
     assert (job.binding.max_concurrency, job.binding.output, job.binding.group) == (3, "o", "backfill:b")
     assert job_of(stored(Request.of("nowhere", "orders")), [BINDING]) is None
     for where, said in ((f"{__name__}:f.<lambda>", "by others than the process that started it"), ("no.such:x", "no")):
@@ -309,9 +311,9 @@ def letter(*headers: tuple[str, bytes], timestamp: int = 1000) -> Any:
 def test_letters_are_known_by_their_headers() -> None:
     matches = is_letter_of("b")
     reason = ("pyrula-dlq-reason", b"failed")
-    assert matches(letter(reason, ("pyrula-backfill", b"b")))
+    assert matches(letter(reason, ("pyrula-backfill", b"b")), PLACE)
     for headers in ([reason], [("pyrula-backfill", b"b")], [reason, ("pyrula-backfill", b"bb")]):
-        assert not matches(letter(*headers))
+        assert not matches(letter(*headers), PLACE)
 
 
 def value(index: int, op: str) -> tuple[int, Entry]:

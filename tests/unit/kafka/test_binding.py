@@ -73,12 +73,12 @@ def test_the_arguments_are_compiled_with_the_bindings_own_serde() -> None:
         value = b"{}"
 
     raw: Any = Raw()
-    assert bind().arguments(raw) == (({},), None)
+    assert bind().arguments(raw, ("orders", 0)) == (({},), None)
 
     async def body(ctx: Any, text: bytes) -> None: ...
 
     binding = Binding(WorkflowDefinition(body), topic="orders", group="billing", value_serde=BytesSerde())
-    assert binding.arguments(raw) == ((b"{}",), None)
+    assert binding.arguments(raw, ("orders", 0)) == ((b"{}",), None)
 
 
 @pytest.mark.parametrize(

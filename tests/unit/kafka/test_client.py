@@ -1,5 +1,6 @@
 """What GroupClient does with aiokafka's private names, and that they still are what it takes them for."""
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -77,10 +78,6 @@ def test_names_that_the_client_relies_on() -> None:
     # Looked up at each call, so that a replacement on the object is used.
     assert "await self._do_heartbeat()" in inspect.getsource(GroupCoordinator._heartbeat_routine)
     assert "await self._coordination_task" in inspect.getsource(GroupCoordinator.close)
-    # What is taken out leaves, so the first partition that is left is the one whose batch could not be read.
-    fetched = inspect.getsource(Fetcher.fetched_records)
-    assert "for tp in list(self._records.keys())" in fetched
-    assert "res_or_error.getall(max_records)" in fetched
     assert "self._max_partition_fetch_bytes)" in inspect.getsource(Fetcher._get_actions_per_node)
     assert list(inspect.signature(AIOKafkaClient.set_topics).parameters) == ["self", "topics"]
     assert list(inspect.signature(SubscriptionState.wait_for_assignment).parameters) == ["self"]
@@ -93,6 +90,20 @@ async def test_the_membership_is_the_coordinators(client: GroupClient, coordinat
     assert client.membership == OURS
     coordinator.reset_generation()
     assert client.membership == Membership(-1, "")
+
+
+async def test_a_task_of_the_clients_that_was_cancelled_cancels_nobody_who_polls(
+    client: GroupClient, coordinator: GroupCoordinator
+) -> None:
+    ended = asyncio.create_task(asyncio.sleep(60))
+    ended.cancel()
+    await asyncio.wait([ended])
+    coordinator._coordination_task = ended
+    fetching = asyncio.get_running_loop().create_future()
+    client._consumer._fetcher = SimpleNamespace(_fetch_task=fetching)
+    with pytest.raises(BrokerError, match="its coordination has ended"):
+        await client.poll(0, 1)
+    client._consumer._fetcher = None
 
 
 async def test_a_commit_carries_generation_and_metadata(client: GroupClient, broker: Broker) -> None:

@@ -80,13 +80,11 @@ def test_commit_metadata_of_this_version_is_written_and_read_for_ever(found: Com
 
 def test_a_dead_letter_has_the_documented_headers() -> None:
     own = (("trace-id", b"7"), ("pyrula-dlq-reason", b"of an earlier round"))
-    raw: Any = SimpleNamespace(
-        topic="orders", partition=1, offset=7, timestamp=1_700_000_000_000, key=b"k", value=b"v", headers=own
-    )
+    raw: Any = SimpleNamespace(offset=7, timestamp=1_700_000_000_000, key=b"k", value=b"v", headers=own)
     rows = [(0, b"[1]")]
     copy = letter(
-        "orders.g.dlq", raw, group="g", workflow="w", run_id="r", reason="failed", message="m", attempts=2, trace="t",
-        rows=rows,
+        "orders.g.dlq", raw, ("orders", 1), group="g", workflow="w", run_id="r", reason="failed", message="m",
+        attempts=2, trace="t", rows=rows,
     )  # fmt: skip
     assert copy.headers[0] == ("trace-id", b"7")
     told = dict(copy.headers[1:])

@@ -1,20 +1,25 @@
 """The pass over a binding's runs, on a partition whose rows a test lets through: no broker, no store."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import Context as Variables
+from contextvars import ContextVar, copy_context
 from typing import Any, cast
 
+import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
+from pyrula.kafka import bodies, replayers
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.outputs import Outputs
-from pyrula.kafka.partition import Bounds, Partition
+from pyrula.kafka.partition import Bounds, Partition, RecordRun
 from pyrula.kafka.replayers import Replayers
 from pyrula.workflows import Context, SystemClock, step
 from pyrula.workflows.definition import WorkflowDefinition
+from pyrula.workflows.engine.run import RUN
 from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.group_commit import GroupCommit
 from pyrula.workflows.loops import give_back, prepare
@@ -24,6 +29,9 @@ from pyrula.workflows.store.port import Batch, Token
 @step
 async def echo(number: int) -> int:
     return number
+
+
+NOTE: ContextVar[int | None] = ContextVar("NOTE", default=None)
 
 
 class Rig:
@@ -61,10 +69,10 @@ class Rig:
         await self.gate.wait()
         return [self.refusal] * len(batches)
 
-    def feed(self, count: int) -> None:
+    def feed(self, count: int, value: Callable[[int], bytes] = b"%d".__mod__) -> None:
         first = self.partition.tracker.position
         records = [
-            ConsumerRecord("orders", 0, at, 0, 0, b"%d" % at, b"%d" % at, None, 1, 1, ())
+            ConsumerRecord("orders", 0, at, 0, 0, b"%d" % at, value(at), None, 1, 1, ())
             for at in range(first, first + count)
         ]
         self.partition.receive(records)
@@ -217,3 +225,95 @@ async def test_nothing_starts_or_goes_on_while_the_group_may_have_gone_on() -> N
         made.pool.standing.wake()
         await made.until(lambda: made.done == 2)
     assert sorted(begun) == [0, 0, 1, 1]
+
+
+@pytest.fixture
+def made_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One for each run that is made; a pass ends early on no machine."""
+    made: list[int] = []
+
+    class Counted(RecordRun):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            made.append(1)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(bodies, "RecordRun", Counted)
+    monkeypatch.setattr(replayers, "PASS_SECONDS", 60.0)
+    return made
+
+
+async def test_bodies_that_ask_for_nothing_share_a_run(made_runs: list[int]) -> None:
+    begun: list[tuple[int, int]] = []
+
+    async def body(ctx: Context, number: int) -> None:
+        begun.append((ctx.record.offset, number))
+
+    async with rig(body) as made:
+        made.feed(50)
+        await made.until(lambda: made.done == 50)
+    assert begun == [(number, number) for number in range(50)]
+    assert len(made_runs) == 1
+
+
+async def test_a_run_that_a_body_keeps_is_no_other_records_run() -> None:
+    kept: dict[int, Context] = {}
+
+    async def body(ctx: Context, number: int) -> None:
+        if number % 3 == 0:
+            kept[number] = ctx
+
+    async with rig(body) as made:
+        made.feed(30)
+        await made.until(lambda: made.done == 30)
+        assert {number: ctx.record.offset for number, ctx in kept.items()} == {n: n for n in range(0, 30, 3)}
+
+
+async def test_what_a_body_leaves_behind_knows_its_own_run() -> None:
+    left: list[Variables] = []
+
+    async def body(ctx: Context, number: int) -> None:
+        NOTE.set(number)
+        if number % 2:
+            left.append(copy_context())
+
+    async with rig(body) as made:
+        made.feed(20)
+        await made.until(lambda: made.done == 20)
+        runs = [cast(RecordRun, variables[RUN]) for variables in left]
+        assert [run.origin.offset for run in runs] == [variables[NOTE] for variables in left] == [*range(1, 20, 2)]
+
+
+async def test_nothing_of_a_body_is_left_to_the_next_one() -> None:
+    seen: list[Any] = []
+
+    async def body(ctx: Context, number: int) -> None:
+        seen.append(NOTE.get())
+        NOTE.set(number)
+        if number % 4 == 0:
+            asyncio.get_running_loop().call_later(60, print).cancel()
+        elif number % 4 == 1:
+            assert await ctx.step(echo, number) == number
+        elif number % 4 == 2:
+            raise ValueError(number)
+
+    async with rig(body) as made:
+        made.pool.binding.on_failure = "skip"
+        made.feed(40)
+        await made.until(lambda: made.done + made.pool.stats.skipped == 40)
+        assert made.done == 30
+        assert made.partition.tracker.committable() == 40
+    assert seen == [None] * 40
+
+
+async def test_records_that_can_not_be_read_go_to_the_endings_one_by_one() -> None:
+    begun: list[int] = []
+
+    async def body(ctx: Context, number: int) -> None:
+        begun.append(number)
+
+    async with rig(body) as made:
+        made.pool.binding.on_failure = "skip"
+        made.feed(10, lambda at: b"bad" if at % 2 else b"%d" % at)
+        await made.until(lambda: made.done + made.pool.stats.skipped == 10)
+        assert made.partition.tracker.committable() == 10
+    assert begun == [0, 2, 4, 6, 8]

@@ -18,6 +18,8 @@ from pyrula.kafka.serde import Arguments, BytesSerde, JsonSerde, RecordError, Se
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError, PyrulaError
 
+PLACE = ("orders", 3)
+
 
 class Raw(NamedTuple):
     """A record as a client gives it."""
@@ -26,8 +28,6 @@ class Raw(NamedTuple):
     key: Any = b"k"
     headers: Any = (("a", b"1"), ("a", b"2"), ("b", None))
     timestamp: Any = -5
-    topic: str = "orders"
-    partition: int = 3
     offset: int = 42
 
 
@@ -71,14 +71,14 @@ def taking(annotation: Any, serde: Serde | None = None) -> Arguments:
 
 
 def value(annotation: Any, data: bytes | None, serde: Serde | None = None) -> Any:
-    (found,), kwargs = taking(annotation, serde)(Raw(data))
+    (found,), kwargs = taking(annotation, serde)(Raw(data), PLACE)
     assert kwargs is None
     return found
 
 
 def refused(annotation: Any, data: bytes | None, serde: Serde | None = None) -> RecordError:
     with pytest.raises(RecordError) as caught:
-        taking(annotation, serde)(Raw(data))
+        taking(annotation, serde)(Raw(data), PLACE)
     error = caught.value
     assert isinstance(error, PyrulaError)
     assert str(error) == error.detail
@@ -133,7 +133,7 @@ def test_the_annotation_decides_how_a_value_is_read(annotation: Any, data: bytes
     found = value(annotation, data)
     assert found == expected
     assert type(found) is type(expected)
-    assert value(Record[annotation], data) == Record.of(Raw(data), expected)
+    assert value(Record[annotation], data) == Record.of(Raw(data), expected, PLACE)
 
 
 def test_a_record_is_given_whole() -> None:
@@ -307,7 +307,7 @@ def test_a_body_without_parameters_ignores_the_value() -> None:
 
     arguments = compile_arguments(WorkflowDefinition(body, name="tick"))
     for data in (None, b"", b"\xff", b"NaN"):
-        assert arguments(Raw(data)) == ((), None)
+        assert arguments(Raw(data), PLACE) == ((), None)
 
 
 def test_a_keyword_only_parameter_is_passed_by_name() -> None:
@@ -315,16 +315,19 @@ def test_a_keyword_only_parameter_is_passed_by_name() -> None:
     async def record_body(ctx: Any, *, order: Record[Order]) -> None: ...
 
     raw = Raw(b'{"id":"1"}')
-    assert compile_arguments(WorkflowDefinition(body))(raw) == ((), {"order": Order(id="1")})
-    assert compile_arguments(WorkflowDefinition(record_body))(raw) == ((), {"order": Record.of(raw, Order(id="1"))})
+    assert compile_arguments(WorkflowDefinition(body))(raw, PLACE) == ((), {"order": Order(id="1")})
+    assert compile_arguments(WorkflowDefinition(record_body))(raw, PLACE) == (
+        (),
+        {"order": Record.of(raw, Order(id="1"), PLACE)},
+    )
 
 
 def test_a_body_without_annotation_gets_plain_json() -> None:
     async def body(ctx, order): ...  # type: ignore[no-untyped-def]
 
     arguments = compile_arguments(WorkflowDefinition(body))
-    assert arguments(Raw(b'{"a":1}')) == (({"a": 1},), None)
-    assert arguments(Raw(None)) == ((None,), None)
+    assert arguments(Raw(b'{"a":1}'), PLACE) == (({"a": 1},), None)
+    assert arguments(Raw(None), PLACE) == ((None,), None)
 
 
 async def several(ctx: Any, id: str, amount: int, note: str | None = None, *, items: list[Order] = []) -> None: ...  # noqa: A002, B006
@@ -333,9 +336,11 @@ async def several(ctx: Any, id: str, amount: int, note: str | None = None, *, it
 def test_several_parameters_are_the_fields_of_an_object() -> None:
     arguments = compile_arguments(WorkflowDefinition(several))
     full = b'{"id":"1","amount":"5","note":"n","items":[{"id":"x"}],"extra":1,"ctx":2}'
-    assert arguments(Raw(full)) == ((), {"id": "1", "amount": 5, "note": "n", "items": [Order(id="x")]})
-    assert arguments(Raw(b'{"id":"1","amount":5}')) == ((), {"id": "1", "amount": 5}), "defaults are the body's own"
-    assert arguments(Raw(b'{"id":"1","amount":5,"note":null}')) == ((), {"id": "1", "amount": 5, "note": None})
+    assert arguments(Raw(full), PLACE) == ((), {"id": "1", "amount": 5, "note": "n", "items": [Order(id="x")]})
+    assert arguments(Raw(b'{"id":"1","amount":5}'), PLACE) == ((), {"id": "1", "amount": 5}), (
+        "defaults are the body's own"
+    )
+    assert arguments(Raw(b'{"id":"1","amount":5,"note":null}'), PLACE) == ((), {"id": "1", "amount": 5, "note": None})
 
 
 @pytest.mark.parametrize(
@@ -356,7 +361,7 @@ def test_several_parameters_are_the_fields_of_an_object() -> None:
 def test_fields_that_do_not_fit_are_named(data: bytes | None, reason: str, said: str) -> None:
     arguments = compile_arguments(WorkflowDefinition(several, name="charge"))
     with pytest.raises(RecordError) as caught:
-        arguments(Raw(data))
+        arguments(Raw(data), PLACE)
     assert caught.value.reason == reason
     assert caught.value.detail.startswith("workflow charge: ")
     assert said in caught.value.detail
@@ -367,7 +372,7 @@ def test_parameters_may_be_called_as_pydantic_calls_its_own() -> None:
 
     arguments = compile_arguments(WorkflowDefinition(body))
     found = {"model_config": 1, "_hidden": 2, "json": "j"}
-    assert arguments(Raw(json.dumps(found).encode())) == ((), found)
+    assert arguments(Raw(json.dumps(found).encode()), PLACE) == ((), found)
 
 
 def test_extra_fields_go_to_kwargs_but_never_to_ctx() -> None:
@@ -375,10 +380,10 @@ def test_extra_fields_go_to_kwargs_but_never_to_ctx() -> None:
     async def all_of_it(context: Any, **fields: Any) -> None: ...
 
     raw = Raw(b'{"id":"1","ctx":2,"context":3,"z":null}')
-    assert compile_arguments(WorkflowDefinition(body))(raw) == ((), {"id": "1", "context": 3, "z": None})
-    assert compile_arguments(WorkflowDefinition(all_of_it))(raw) == ((), {"id": "1", "ctx": 2, "z": None})
+    assert compile_arguments(WorkflowDefinition(body))(raw, PLACE) == ((), {"id": "1", "context": 3, "z": None})
+    assert compile_arguments(WorkflowDefinition(all_of_it))(raw, PLACE) == ((), {"id": "1", "ctx": 2, "z": None})
     with pytest.raises(RecordError, match="Input should be an object"):
-        compile_arguments(WorkflowDefinition(all_of_it))(Raw(b"[]"))
+        compile_arguments(WorkflowDefinition(all_of_it))(Raw(b"[]"), PLACE)
 
 
 class Semicolons:
@@ -398,7 +403,10 @@ def test_a_value_serde_reads_and_the_annotation_still_validates() -> None:
     assert value(dict, b"a;5", Semicolons()) == {"id": "a", "amount": "5", "amount_cents": "5"}
     assert value(Record[Order], b"a;5", Semicolons()).value == Order(id="a", amount_cents=5)
     assert value(Order | None, None, Semicolons()) is None
-    assert compile_arguments(WorkflowDefinition(several), Semicolons())(Raw(b"a;5")) == ((), {"id": "a", "amount": 5})
+    assert compile_arguments(WorkflowDefinition(several), Semicolons())(Raw(b"a;5"), PLACE) == (
+        (),
+        {"id": "a", "amount": 5},
+    )
     for annotation in (Any, Order, Order | None, Record[Order]):
         error = refused(annotation, b"bad", Semicolons())
         assert error.reason == "serde"
@@ -497,8 +505,8 @@ PLAIN, LOOSE, FIELDS = taking(Any), taking(Loose), compile_arguments(WorkflowDef
 @given(json_values)
 def test_any_json_is_read_as_it_was_written(found: Any) -> None:
     data = json.dumps(found).encode()
-    assert PLAIN(Raw(data)) == ((found,), None)
-    ((loose,), _) = LOOSE(Raw(b'{"value":' + data + b"}"))
+    assert PLAIN(Raw(data), PLACE) == ((found,), None)
+    ((loose,), _) = LOOSE(Raw(b'{"value":' + data + b"}"), PLACE)
     assert loose.value == found
 
 
@@ -506,4 +514,4 @@ def test_any_json_is_read_as_it_was_written(found: Any) -> None:
 def test_no_bytes_raise_anything_but_a_record_error(data: bytes) -> None:
     for arguments in (PLAIN, LOOSE, FIELDS):
         with suppress(RecordError):
-            arguments(Raw(data))
+            arguments(Raw(data), PLACE)

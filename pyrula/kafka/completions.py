@@ -1,0 +1,104 @@
+"""Which runs need nothing more once their rows are durable, and being done with them: many at a time.
+
+Nearly all do: the body has ended, has sent nothing and left nothing behind, and the binding has no output topic and
+keeps no completed runs. All others are the endings'. A run that waits for nothing but a flush *rides* on it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pyrula.kafka.binding import Binding
+from pyrula.kafka.deaths import Mark
+from pyrula.kafka.events import BindingStats
+from pyrula.kafka.partition import Partition, RecordRun
+from pyrula.kafka.record import RawRecord
+from pyrula.kafka.serde import RecordError
+from pyrula.kafka.shares import Shares
+from pyrula.workflows.execution import Outcome
+from pyrula.workflows.group_commit import Flush
+
+__all__ = ["Completions", "Endings"]
+
+
+class Endings(Protocol):
+    """What becomes of a run that can't simply be counted as done."""
+
+    def end(self, run: RecordRun, outcome: Outcome) -> None: ...
+
+    def refuse(self, partition: Partition, record: RawRecord, error: RecordError) -> None: ...
+
+    def broken(self, partition: Partition, record: RawRecord, error: Exception) -> None: ...
+
+    def condemn(self, partition: Partition, record: RawRecord, mark: Mark) -> None: ...
+
+
+class Completions:
+    """Of one binding's runs. `plain` says that it has no output topic and keeps no completed runs.
+
+    `offer` is called for a partition whose lanes may have gone on, and `told`, if it is there, for each complete run.
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        stats: BindingStats,
+        shares: Shares,
+        endings: Endings,
+        offer: Callable[[Partition], None],
+    ) -> None:
+        self.plain = binding.output is None and binding.keep != "all"
+        self.told: Callable[[RecordRun], None] | None = None
+        self._stats = stats
+        self._shares = shares
+        self._endings = endings
+        self._offer = offer
+
+    def ended(self, run: RecordRun, outcome: Outcome) -> None:
+        """A body has ended. If nothing but its rows is to come it is completed together with others."""
+        partition = run.partition
+        if (
+            outcome.status != "completed"
+            or run.outputs is not None
+            or not self.plain
+            or run.host is not partition
+            or run.leftovers
+        ):
+            self._endings.end(run, outcome)
+        elif partition.closed or run.durable:
+            self._shares.count(partition, -1)
+            self.completed(partition, [run.origin], [run])
+        elif run.flush is not None and not run.flush.done:
+            run.rides = run.flush
+            run.flush.riders.append(run)
+        else:
+            self._shares.count(partition, -1)
+            self._offer(partition)
+
+    def settled(self, partition: Partition, flush: Flush) -> list[RecordRun]:
+        """A flush is settled: with bodies that had ended before it is done. Answers those that are to go on."""
+        riders, flush.riders = flush.riders, []
+        ended, resting = [], []
+        for run in riders:
+            if run.rides is flush:
+                if run.drive is None:
+                    run.rides = None
+                    ended.append(run)
+                else:
+                    resting.append(run)
+        if ended:
+            self._shares.count(partition, -len(ended))
+            if flush.error is None:
+                self.completed(partition, [run.origin for run in ended], ended)
+            else:
+                self._offer(partition)
+        return resting
+
+    def completed(self, partition: Partition, records: Sequence[RawRecord], runs: Sequence[RecordRun]) -> None:
+        """Nothing is left to be done for these records, which are no longer in flight. `runs`: those to tell of."""
+        if not partition.closed:
+            partition.complete(records)
+            self._stats.completed += len(records)
+            if self.told is not None:
+                for run in runs:
+                    self.told(run)
+        self._offer(partition)

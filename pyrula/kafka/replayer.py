@@ -1,0 +1,115 @@
+"""A replayer: a task in which one body after the other runs; and all of a binding's, of which some are free.
+
+Every body runs in a replayer's task, so that it may ask for it and cancel it. The task itself is woken only for a body
+that waits for something else than its rows, and for a head that can't begin yet.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pyrula.kafka.partition import Partition, RecordRun
+from pyrula.workflows.execution import Drive
+
+__all__ = ["Crew", "Replayer"]
+
+Head = Any
+
+
+class Replayer(Drive):
+    """One such task.
+
+    `called` is resolved when the task has to see to `run`, which waits for more than its rows, or to `head`, which
+    can't begin yet; and cancelled when somebody cancels the task.
+    """
+
+    __slots__ = ("called", "head", "run")
+
+    called: asyncio.Future[None]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run: RecordRun | None = None
+        self.head: tuple[Partition, Head] | None = None
+
+    def call(self) -> None:
+        """Wake the task for what it has."""
+        if not self.called.done():
+            self.called.set_result(None)
+
+
+class Crew:
+    """The replayers of one binding, made as they are needed.
+
+    A woken task awaits `begin` with its head, and `carry` with its run, which then has a CancelledError if the task was
+    cancelled before; `free` is called when it has nothing to do.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        begin: Callable[[Partition, Head, Replayer], Awaitable[None]],
+        carry: Callable[[RecordRun, Replayer, asyncio.CancelledError | None], Awaitable[None]],
+        free: Callable[[], None],
+    ) -> None:
+        self._name = name
+        self._begin = begin
+        self._carry = carry
+        self._tell_free = free
+        self._free: list[Replayer] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    def take(self, most: int) -> Replayer | None:
+        """One that is free. None: there will be in the next turn, if there are to be more; `most` in all."""
+        free = self._free
+        while free:
+            replayer = free.pop()
+            if not replayer.called.done():
+                return replayer
+        loop = asyncio.get_running_loop()
+        for _ in range(max(1, min(len(self._tasks), most - len(self._tasks)))):
+            task = loop.create_task(self._replay(), name=f"replayer {self._name}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return None
+
+    def give_back(self, replayer: Replayer) -> None:
+        """The replayer is free, unless it has a run now or its task is awake: then that says when it is."""
+        if replayer.run is None and not replayer.called.done():
+            self._free.append(replayer)
+
+    async def _replay(self) -> None:
+        replayer = Replayer()
+        while True:
+            while replayer.task.cancelling():
+                replayer.task.uncancel()
+            replayer.called = asyncio.get_running_loop().create_future()
+            self._free.append(replayer)
+            self._tell_free()
+            cancelled = None
+            try:
+                await replayer.called
+            except asyncio.CancelledError as error:
+                cancelled = error
+                if replayer.run is None and replayer.head is None:
+                    if self._stopped:
+                        raise
+                    if replayer in self._free:
+                        self._free.remove(replayer)
+            if replayer.head is not None:
+                partition, head = replayer.head
+                try:
+                    await self._begin(partition, head, replayer)
+                finally:
+                    replayer.head = cancelled = None
+            if replayer.run is not None:
+                await self._carry(replayer.run, replayer, cancelled)
+
+    async def stop(self) -> None:
+        """End the tasks; their runs must have ended before."""
+        self._stopped = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
