@@ -27,12 +27,13 @@ from aiokafka.record.memory_records import MemoryRecords
 
 from benchmarks.throughput import BODIES, KEYS, record
 from pyrula.kafka.binding import Binding
+from pyrula.kafka.buffer import Bounds
 from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.fetched import Unpacking
 from pyrula.kafka.garbage import collected_rarely
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.outputs import Outputs
-from pyrula.kafka.partition import Bounds, Partition
+from pyrula.kafka.partition import Partition
 from pyrula.kafka.replayers import Replayers
 from pyrula.workflows import SystemClock
 from pyrula.workflows.codec import loads
@@ -118,7 +119,7 @@ class Rig:
         for first, batch in data:
             self.partition.receive(Unpacking(parts(batch, first)).take(FETCH))
             self.pool.offer(self.partition)
-            while self.partition.buffered:  # noqa: ASYNC110 - a turn of the loop is what it waits for
+            while self.partition.buffer.records:  # noqa: ASYNC110 - a turn of the loop is what it waits for
                 await asyncio.sleep(0)
 
     async def stop(self) -> None:

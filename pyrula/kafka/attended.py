@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from pyrula.kafka.attending import AttendingStore, Leaving, Slots, Verdict
-from pyrula.kafka.partition import Ending, Partition, RecordRun
+from pyrula.kafka.company import Ending
+from pyrula.kafka.partition import Partition, RecordRun
 from pyrula.kafka.record import RawRecord
 from pyrula.kafka.run_changes import Changes
 from pyrula.kafka.stored_record import encode_record

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pyrula.kafka.partition import Ending, Partition, RecordRun
+from pyrula.kafka.company import Ending
+from pyrula.kafka.partition import Partition, RecordRun
 from pyrula.kafka.record import RawRecord
 from pyrula.workflows.replay.journal import Journal
 from pyrula.workflows.stamps import Stamp

@@ -125,9 +125,9 @@ class Committer:
         tracker = partition.tracker
         committed = tracker.committable()
         store, limit = self._store.instance_id, self._client.metadata_limit
-        anchor = partition.anchor(committed)
+        anchor = partition.log_witness.anchor(committed)
         ranges = tracker.done_above()
-        text = encode(committed, ranges, partition.witness(), store, limit, anchor=anchor)
+        text = encode(committed, ranges, partition.log_witness.witness(), store, limit, anchor=anchor)
         if len(text) > limit - _CUT_SHORT:
             found = decode(text, committed, sys.maxsize)
             told = found.ranges[-1][1] if isinstance(found, CommitMap) and found.ranges else committed

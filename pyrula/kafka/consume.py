@@ -16,6 +16,7 @@ from aiokafka import TopicPartition
 from pyrula.kafka.addresses import AddressBook
 from pyrula.kafka.assignment import Assignment, LettingGo
 from pyrula.kafka.binding import Binding
+from pyrula.kafka.buffer import Bounds
 from pyrula.kafka.client import BrokerError, GroupClient, Membership, MembershipLost, OutOfRange, Unreadable
 from pyrula.kafka.committer import Committer
 from pyrula.kafka.deaths import read_marks
@@ -23,7 +24,7 @@ from pyrula.kafka.events import Observer, RecordEvent, tell
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.opening import NotOpened, Opened, Opener, Postponed, stopped_by_loss
 from pyrula.kafka.options import KafkaOptions
-from pyrula.kafka.partition import Bounds, Partition
+from pyrula.kafka.partition import Partition
 from pyrula.kafka.record import RawRecord, record_identity
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.stores import WorkerStore
@@ -221,8 +222,8 @@ class GroupConsumer:
             if tp not in assignment.unopened:
                 log.error("%s[%d] at offset %d: %s", tp.topic, tp.partition, partition.tracker.position, why)
             assignment.unopened[tp] = f"at offset {partition.tracker.position} {why}"
-            partition.halt(True)
-            asyncio.get_running_loop().call_later(UNREADABLE_SECONDS, partition.halt, False)
+            partition.buffer.halt(True)
+            asyncio.get_running_loop().call_later(UNREADABLE_SECONDS, partition.buffer.halt, False)
 
     def _out_of_range(self, tp: TopicPartition, position: int) -> None:
         assignment = self.assignment
@@ -233,7 +234,7 @@ class GroupConsumer:
         if probe is not None and not probe.done():
             probe.set_result(None)
         if partition is not None:
-            partition.halt(True)
+            partition.buffer.halt(True)
             task = asyncio.get_running_loop().create_task(self._find_log(assignment, partition, position))
             partition.background.add(task)
             task.add_done_callback(partition.background.discard)
@@ -258,7 +259,7 @@ class GroupConsumer:
             partition.tracker.advance(first)
             partition.changed = True
             self.client.seek(tp, first)
-            partition.halt(False)
+            partition.buffer.halt(False)
 
     def _tell_lost(self, tp: TopicPartition, binding: Binding, start: int, stop: int) -> None:
         text = f"{stop - start} offsets from {start} to {stop - 1} were deleted by retention before they were read"
@@ -441,7 +442,7 @@ class GroupConsumer:
         # What a fetch brings comes on top of a buffer that is nearly full, for each partition.
         self.client.limit_fetches(self._bounds().bytes // 2)
         for partition in self.partitions:
-            partition.bounds = self._bounds()
+            partition.buffer.bounds = self._bounds()
             partition.check_bounds()
 
     async def _probe(self, assignment: Assignment, tp: TopicPartition, offset: int) -> RawRecord | None:

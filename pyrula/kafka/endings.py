@@ -15,11 +15,12 @@ from time import monotonic
 
 from aiokafka import TopicPartition
 
+from pyrula.kafka.company import Ending
 from pyrula.kafka.dead_letter import letter, without_extras
 from pyrula.kafka.deaths import Mark
 from pyrula.kafka.events import EventKind, Observer, RecordEvent, tell
 from pyrula.kafka.outputs import Done, OutputRefused, Producing, TooLarge
-from pyrula.kafka.partition import Ending, Partition, RecordRun
+from pyrula.kafka.partition import Partition, RecordRun
 from pyrula.kafka.record import RawRecord
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.serde import RecordError

@@ -11,23 +11,25 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from time import monotonic
-from typing import Any, Literal, Protocol, cast
+from typing import Any, cast
 
 from aiokafka import TopicPartition
 
 from pyrula.kafka.binding import Binding
+from pyrula.kafka.buffer import Bounds, Buffer
+from pyrula.kafka.company import Attended, Attending, Away, Transacting
 from pyrula.kafka.deaths import MARK_INDEX, Mark, Marks
 from pyrula.kafka.done_rows import DoneRows
 from pyrula.kafka.lanes import Lanes
+from pyrula.kafka.log_witness import LogWitness
 from pyrula.kafka.offsets import OffsetTracker
-from pyrula.kafka.outputs import Done
 from pyrula.kafka.record import RawRecord, Record, Witness, fingerprint, run_id
 from pyrula.kafka.standing import Standing
 from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.client.trigger import TriggerStore, feed
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import LeaseLost
-from pyrula.workflows.execution import UNTIL_DURABLE, Execution, Outcome, Output
+from pyrula.workflows.execution import UNTIL_DURABLE, Execution
 from pyrula.workflows.group_commit import Flush, GroupCommit
 from pyrula.workflows.replay.journal import Entry, Journal, decode_row, encode_row
 from pyrula.workflows.store.port import Row, Token
@@ -35,13 +37,6 @@ from pyrula.workflows.store.record_changes import RecordChange
 from pyrula.workflows.worker.patience import ask_until_answered
 
 log = logging.getLogger("pyrula.kafka")
-
-
-# A buffered record costs this much beside its key, value and headers.
-RECORD_OVERHEAD = 400
-
-# Why a partition isn't read just now.
-BUFFER, WINDOW, HALTED = 1, 2, 4
 
 
 class RecordRun(Execution):
@@ -70,117 +65,6 @@ class RecordRun(Execution):
     def run_id(self) -> str:
         """Made from the record's place when asked for: most runs never are."""
         return self.partition.run_id(self.origin.offset)
-
-
-def _size(records: Sequence[RawRecord]) -> int:
-    """The bytes of keys, values and headers."""
-    try:
-        size = sum([len(record.value) + len(record.key) for record in records])
-    except TypeError:  # one of them is null
-        size = sum([len(record.value or b"") + len(record.key or b"") for record in records])
-    return size + sum([_header_bytes(record) for record in records if record.headers])
-
-
-def _header_bytes(record: RawRecord) -> int:
-    return sum(len(name) + len(value or b"") for name, value in record.headers)
-
-
-class Bounds:
-    """How much of one partition may be in memory; computed anew after each assignment."""
-
-    __slots__ = ("bytes", "records", "window_bytes", "window_offsets")
-
-    def __init__(self, records: int, size: int, window_offsets: int, window_bytes: int) -> None:
-        self.records = records
-        self.bytes = size
-        self.window_offsets = window_offsets
-        self.window_bytes = window_bytes
-
-
-# How a record's run is on record.
-Ending = Literal["completed", "failed", "cancelled"]
-
-
-class Transacting(Protocol):
-    """Who commits what records produce together with their offsets."""
-
-    problem: str | None
-
-    def put(self, record: RawRecord, outputs: Sequence[Output], done: Done) -> None:
-        """Have it committed, then call `done`: see `Producing`."""
-
-    async def finish(self) -> None:
-        """The last commit of an assignment."""
-
-    def let_go(self) -> None:
-        """The partition is closed."""
-
-
-class Attended(Protocol):
-    """A run that others may take part in."""
-
-    async def admit(self, record: RawRecord) -> bool:
-        """Before it begins: whether it is to. If not, its record has been seen to."""
-
-    def begin(self, run: RecordRun) -> None:
-        """It begins, or goes on from its journal."""
-
-    def next_round(self, run: RecordRun) -> None:
-        """It failed, and begins again later."""
-
-    @property
-    def untouched(self) -> bool:
-        """Whether nothing of it has begun, and nothing is on its way."""
-
-    def leave(self) -> None:
-        """The store has it from now on."""
-
-    def let_go(self) -> None:
-        """The assignment has ended."""
-
-    def finish(self, status: Ending, then: Callable[[Exception | None], None]) -> None:
-        """Its record is about to be complete: write down how it ended, then go on."""
-
-
-class Away(Protocol):
-    """Lanes that are not here, since a record of theirs was handed over."""
-
-    def fresh(self, records: list[RawRecord]) -> list[RawRecord]:
-        """Those of the records that were read which aren't in the store, or done."""
-
-    def keeps(self, head: Any) -> bool:
-        """Whether the head of a lane has to wait until the lane is home."""
-
-    def has(self, offset: int) -> bool:
-        """Whether the record at `offset` is a head that waits so."""
-
-
-class Attending(Protocol):
-    """Who looks after the runs of a partition that others may take part in, or that are to be kept."""
-
-    def attend(self, run: Execution, seconds: float) -> None:
-        """The body is about to do what others may take part in, or to wait for so long."""
-
-    def on_outcome(self, run: RecordRun, outcome: Outcome) -> None:
-        """A body has ended, or was cut."""
-
-    def on_failure(self, record: RawRecord, error: BaseException, run: RecordRun | None) -> None:
-        """What a record's run failed with, once and for all; no run: it wasn't made one."""
-
-    def retry_later(self, run: RecordRun, delay: float) -> bool:
-        """Whether the next round of a run, which is due in so many seconds, is seen to."""
-
-    def block(
-        self, record: RawRecord, error: BaseException, attempt: int, run: RecordRun | None, then: Callable[[bool], None]
-    ) -> bool:
-        """Whether a record's run that failed once and for all may be left to the store, with its lane; then `then` is
-        told whether the store has it."""
-
-    def hold(self, record: RawRecord, text: str, run: RecordRun | None) -> None:
-        """A record can't go on until somebody says so, then by this run."""
-
-    async def passed(self, below: int) -> None:
-        """Everything under an offset is committed."""
 
 
 class Partition:
@@ -217,14 +101,12 @@ class Partition:
         self.source = source
         self.tracker = tracker
         self.lanes: Lanes[Any] = Lanes(binding.ordering)
-        self.bounds = bounds
+        self.buffer = Buffer(bounds, self._fetch_on)
         self.closed = False
         self.in_flight = 0
         # Of those in flight, the ones that have not begun: they wait for a former body's end, or to be admitted.
         self.waiting = 0
         self.in_rotation = False
-        self.buffered = 0
-        self.buffered_bytes = 0
         self.changed = False
         self.committed = self.pruned_below = tracker.committable()
         self.background: set[asyncio.Task[None]] = set()
@@ -235,19 +117,15 @@ class Partition:
         for row in rows:
             self.journal.setdefault(row.position, []).append((row.index, row.data))
         # Runs that others may take part in, or that are to be kept, by offset; who looks after them, if anybody does.
-        self.addressed: dict[int, Attended] = {}
-        self.addresses: Attending | None = None
+        self.addressed: dict[int, Attended[RecordRun]] = {}
+        self.addresses: Attending[RecordRun] | None = None
         # Lanes of which a record was handed over, if there are any.
         self.away: Away | None = None
         self.on_close: Callable[[], None] | None = None
         self._journal_bytes: dict[int, int] = {}
         self._live_bytes = 0
         self._highest: RawRecord | None = None
-        self._top: RawRecord | None = None
-        self._known = known
-        self._anchor = anchor
-        self._next_anchor: RawRecord | None = None
-        self._holds = 0
+        self.log_witness = LogWitness(known, anchor)
         self._fetch = fetch
         self._fenced = fenced
         self._standing = standing
@@ -268,15 +146,13 @@ class Partition:
         """Take records that were read, in offset order; those known to be done are dropped here."""
         tracker = self.tracker
         mapped = tracker.has_map
-        if self._next_anchor is None:
-            self._next_anchor = records[0]
+        self.log_witness.on_read(records[0])
         tracker.extend([record.offset for record in records])
         if mapped:
             records = [record for record in records if not tracker.is_done(record.offset)]
         if self.away is not None:
             records = self.away.fresh(records)
-        self.buffered += len(records)
-        self.buffered_bytes += _size(records)
+        self.buffer.add(records)
         self.lanes.extend(records)
         self.check_bounds()
 
@@ -290,18 +166,16 @@ class Partition:
             self.entrust(self, offsets)
         else:
             self.settled(offsets)
-        self.buffered -= len(records)
-        self.buffered_bytes -= _size(records)
+        low = self.buffer.drop(records)
         if not left:
             self.lanes.leave(records)
         if self.journal:
             for offset in offsets:
                 self.journal.pop(offset, None)
-        top = self._top
         highest = max(offsets)
-        if top is None or highest > top.offset:
-            self._top = records[offsets.index(highest)]
-        if self._holds & BUFFER and self.buffered * 2 <= self.bounds.records:
+        if highest > self.log_witness.top:
+            self.log_witness.on_done(records[offsets.index(highest)])
+        if low:
             self.check_bounds()
 
     def settled(self, offsets: Iterable[int]) -> None:
@@ -319,9 +193,7 @@ class Partition:
         partition dropped, when it is known what became of it."""
         if records:
             self.tracker.complete([record.offset for record in records])
-            highest = max(records, key=attrgetter("offset"))
-            if self._top is None or highest.offset > self._top.offset:
-                self._top = highest
+            self.log_witness.on_done(max(records, key=attrgetter("offset")))
 
     def rows_of(self, record: RawRecord) -> Journal | None:
         """What the journal holds of this very record: rows of another log's record at its offset are ignored."""
@@ -488,21 +360,6 @@ class Partition:
             return 0, None
         return highest.offset, bytes(Witness(highest.offset, fingerprint(highest)))
 
-    def witness(self) -> Witness | None:
-        """The highest record known to be done, by which a later assignment knows the log again."""
-        top, known = self._top, self._known
-        if top is None or (known is not None and known.offset > top.offset):
-            return known
-        return Witness(top.offset, fingerprint(top))
-
-    def anchor(self, committed: int) -> Witness | None:
-        """A record below `committed`, the offset of the commit that is about to be made: the first one of a batch, now
-        and then, since no record is kept once it is done."""
-        record = self._next_anchor
-        if record is not None and record.offset < committed:
-            self._anchor, self._next_anchor = Witness(record.offset, fingerprint(record)), None
-        return self._anchor
-
     def pruned(self, below: int) -> None:
         """The store dropped what it held under `below`."""
         self.pruned_below = below
@@ -518,32 +375,12 @@ class Partition:
         self.check_bounds()
 
     def check_bounds(self) -> None:
-        """Pause or resume reading, with a low mark at half the high one so that it doesn't flutter."""
-        bounds, holds = self.bounds, self._holds
-        size = self.buffered_bytes + self.buffered * RECORD_OVERHEAD
-        if self.buffered >= bounds.records or size >= bounds.bytes:
-            holds |= BUFFER
-        elif self.buffered * 2 <= bounds.records and size * 2 <= bounds.bytes:
-            holds &= ~BUFFER
-        if self.tracker.span >= bounds.window_offsets or self._live_bytes >= bounds.window_bytes:
-            holds |= WINDOW
-        else:
-            holds &= ~WINDOW
-        self._set_holds(holds)
+        """Pause or resume reading, by what is buffered and by the window."""
+        self.buffer.check(self.tracker.span, self._live_bytes)
 
-    def halt(self, halted: bool) -> None:
-        """Stop or go on reading for a reason of the binding's own."""
-        self._set_holds(self._holds | HALTED if halted else self._holds & ~HALTED)
-
-    def _set_holds(self, holds: int) -> None:
-        before, self._holds = self._holds, holds
-        if bool(before) != bool(holds) and not self.closed:
-            self._fetch(not holds)
-
-    @property
-    def held_by_window(self) -> bool:
-        """True while the window (offsets or live journal) keeps the partition from being read."""
-        return bool(self._holds & WINDOW)
+    def _fetch_on(self, on: bool) -> None:
+        if not self.closed:
+            self._fetch(on)
 
     def close(self) -> None:
         """End of the assignment: nothing of it starts, completes or is journaled from here on."""

@@ -182,7 +182,7 @@ class KafkaWorker:
             stats = pool.stats
             partitions = self._partitions_of(pool.binding)
             stats.in_flight = pool.in_flight
-            stats.buffered = sum(partition.buffered for partition in partitions)
+            stats.buffered = sum(partition.buffer.records for partition in partitions)
             stats.lag = sum(
                 group.lag(one) for group in self._groups for one in group.partitions if one.binding is pool.binding
             )
@@ -243,7 +243,7 @@ class KafkaWorker:
                 )
             if partition.transactor is not None and partition.transactor.problem is not None:
                 odd.append(partition.transactor.problem)
-            if partition.held_by_window:
+            if partition.buffer.held_by_window:
                 oldest = partition.tracker.oldest()
                 odd.append(
                     f"{partition.tp.topic}[{partition.tp.partition}] is not read: record {oldest} is unfinished and "

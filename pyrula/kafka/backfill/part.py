@@ -20,12 +20,13 @@ from pyrula.kafka.backfill.definition import Job, group_of
 from pyrula.kafka.backfill.pacing import Pacer
 from pyrula.kafka.backfill.reading import RangeReading
 from pyrula.kafka.backfill.redrive import journal_in
+from pyrula.kafka.buffer import Bounds
 from pyrula.kafka.client import BrokerError
 from pyrula.kafka.deaths import read_marks
 from pyrula.kafka.events import RecordEvent
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.options import KafkaOptions
-from pyrula.kafka.partition import Bounds, Partition
+from pyrula.kafka.partition import Partition
 from pyrula.kafka.record import RawRecord, record_identity
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.standing import Standing
@@ -225,7 +226,7 @@ class Part:
         partition, progress = self.partition, self.progress
         if partition is not None:
             tracker = partition.tracker
-            witness = partition.witness()
+            witness = partition.log_witness.witness()
             progress.position = min(tracker.committable(), progress.end)
             progress.done = tuple(tracker.done_above())
             progress.witness = "" if witness is None else bytes(witness).hex()

@@ -104,7 +104,7 @@ class RunningBackfill:
         """Counters and gauges of what it does here, as of now."""
         stats, parts = self._pool.stats, list(self._parts.values())
         stats.in_flight = self._pool.in_flight
-        stats.buffered = sum(part.partition.buffered for part in parts if part.partition is not None)
+        stats.buffered = sum(part.partition.buffer.records for part in parts if part.partition is not None)
         stats.partitions = len(parts)
         stats.lag = sum(part.left for part in parts)
         return stats

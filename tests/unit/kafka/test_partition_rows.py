@@ -3,8 +3,9 @@ from collections.abc import Sequence
 from aiokafka import TopicPartition
 
 from pyrula.kafka.binding import Binding
+from pyrula.kafka.buffer import Bounds
 from pyrula.kafka.offsets import OffsetTracker
-from pyrula.kafka.partition import Bounds, Partition
+from pyrula.kafka.partition import Partition
 from pyrula.kafka.standing import Standing
 from pyrula.workflows import Context, MemoryStore, workflow
 from pyrula.workflows.group_commit import GroupCommit

@@ -12,10 +12,11 @@ from aiokafka import ConsumerRecord, TopicPartition
 
 from pyrula.kafka import bodies, replayers
 from pyrula.kafka.binding import Binding
+from pyrula.kafka.buffer import Bounds
 from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.outputs import Outputs
-from pyrula.kafka.partition import Bounds, Partition, RecordRun
+from pyrula.kafka.partition import Partition, RecordRun
 from pyrula.kafka.replayers import Replayers
 from pyrula.workflows import Context, SystemClock, step
 from pyrula.workflows.definition import WorkflowDefinition
