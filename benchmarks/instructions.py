@@ -157,7 +157,7 @@ def counted(contender: str, fetches: int) -> "subprocess.Popen[str]":
 
 
 def count_of(process: "subprocess.Popen[str]") -> int:
-    _, said = process.communicate(timeout=900)
+    _, said = process.communicate(timeout=3600)
     found = re.search(r"I +refs: +([\d,]+)", said)
     if process.returncode or found is None:
         raise SystemExit(said[-2000:])

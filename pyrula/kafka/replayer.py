@@ -6,7 +6,7 @@ that waits for something else than its rows, and for a head that can't begin yet
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from pyrula.kafka.partition import Partition, RecordRun
 from pyrula.workflows.execution import Drive
@@ -14,6 +14,9 @@ from pyrula.workflows.execution import Drive
 __all__ = ["Crew", "Replayer"]
 
 Head = Any
+
+# So many tasks are made in one turn of the loop at most: thousands would hold up heartbeats.
+AT_ONCE: Final = 128
 
 
 class Replayer(Drive):
@@ -68,7 +71,7 @@ class Crew:
             if not replayer.called.done():
                 return replayer
         loop = asyncio.get_running_loop()
-        for _ in range(max(1, min(len(self._tasks), most - len(self._tasks)))):
+        for _ in range(max(1, min(len(self._tasks), most - len(self._tasks), AT_ONCE))):
             task = loop.create_task(self._replay(), name=f"replayer {self._name}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

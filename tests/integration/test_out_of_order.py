@@ -93,7 +93,7 @@ async def test_metadata_stays_small_though_every_second_record_blocks(rig: Rig) 
     await rig.produce(b"%d" % n for n in range(count))
     options = {"buffer_records": 100_000, "window_offsets": 100_000}
     async with rig.running(rig.binding(body, max_concurrency=count), **options):
-        await rig.until(lambda: ended == count // 2, "every second record to complete", timeout=60)
+        await rig.until(lambda: ended == count // 2, "every second record to complete", timeout=180)
 
         async def mapped() -> tuple[tuple[int, int], ...]:
             committed = (await rig.committed())[0]
@@ -106,7 +106,7 @@ async def test_metadata_stays_small_though_every_second_record_blocks(rig: Rig) 
         # The lowest first, and nothing that isn't done.
         assert ranges == tuple((n, n + 1) for n in range(1, 2 * len(ranges), 2))
         gate.set()
-        await rig.until_drained(timeout=60)
+        await rig.until_drained(timeout=180)
     assert ended == count
 
 
