@@ -331,6 +331,16 @@ async def test_a_cancel_that_came_in_between_is_seen_to_first(rig: Rig) -> None:
     assert (answer.taken, [unread.message.kind for unread in answer.messages]) == (False, ["cancel"])
 
 
+async def test_one_that_was_blocked_and_cancelled_is_like_others_when_it_is_retried(rig: Rig) -> None:
+    await block(rig, 3)
+    run = str(rig.id(3))
+    assert (await rig.other.deliver(run, CANCEL)).status == "cancelled"
+    assert await rig.other.retry(run) == "queued"
+    claimed = await claim(rig)
+    assert (await rig.other.deliver(run, CANCEL)).status == "running"  # its body is to hear of it
+    await finish(rig, claimed, "cancelled")
+
+
 async def test_a_record_without_a_lane_may_be_blocked_too(rig: Rig) -> None:
     assert (await block(rig, 3, None)).taken
     assert await rig.other.retry(str(rig.id(3))) == "queued"

@@ -41,6 +41,7 @@ if kind == 'cancel' then
   if record.s == 'queued' and not record.B then
     dequeue(id, record)
   end
+  record.F = nil
   redis.call('RPUSH', KEYS[SHARED + 3], ended)
   leave_lane(id, record)
   terminate(id, record, lasting(record), hash, extras, 'cancelled', 'null', '', result, retention)
