@@ -34,6 +34,7 @@ class Proxy:
         self.passed_requests = 0
         self.lost_requests = 0
         self.lost_replies = 0
+        self.passed_replies = 0
         self._listener: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -118,6 +119,7 @@ class Proxy:
                 return
             if self.cut_after is not None:
                 data, self.cut_after = data[: self.cut_after], max(0, self.cut_after - len(data))
+            self.passed_replies += 1
             writer.write(data)
             await writer.drain()
             if self.cut_after == 0:

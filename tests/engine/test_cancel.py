@@ -26,6 +26,7 @@ async def cancelled(body: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -
     """The outcome of a run that is cancelled once it waits, after it was replayed from every part of its journal."""
     life = Life(body, *args)
     life.begin()
+    await asyncio.sleep(0.03)
     await life.settle()
     assert not life.task.done()
     life.send("cancel", message_id="cancel")
@@ -79,6 +80,7 @@ async def test_where_the_body_waits(wait: str) -> None:
 
     life = Life(body)
     life.begin()
+    await asyncio.sleep(0.03)
     await life.settle()
     life.send("cancel", message_id="cancel")
     outcome = await life.end()
@@ -283,6 +285,7 @@ async def test_a_handler_that_waits_for_nothing_is_ended() -> None:
     life.begin()
     life.send("update", "stuck", None, "u1")
     life.send("signal", "go")
+    await asyncio.sleep(0.03)
     await life.settle()
     assert not life.task.done()
     life.send("cancel", message_id="cancel")
@@ -393,6 +396,7 @@ async def test_pause_waits_for_the_step_and_starts_no_other() -> None:
     life.begin()
     await life.settle()
     life.send("pause", "", "by hand")
+    await asyncio.sleep(0.03)
     await life.settle()
     assert not life.task.done()
     gate.set()

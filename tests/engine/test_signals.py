@@ -51,8 +51,7 @@ async def test_a_run_that_waits_is_parked_and_goes_on_elsewhere() -> None:
 
     life = Life(body)
     life.begin()
-    await life.settle()
-    assert life.host.idles == 1
+    await wait_until_async(lambda: life.host.idles == 1, description="it to wait")
     assert await life.park() == (("signal", "go", None),)
     life.stored.put("signal", "go", 7)
     life.begin()

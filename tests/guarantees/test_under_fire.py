@@ -20,6 +20,7 @@ from tests.guarantees.promises import Evidence, broken_promises
 from tests.services.kafka import KafkaCluster, KafkaServer
 from tests.services.process import WorkerProcess
 from tests.services.valkey import ValkeyServer
+from tests.services.waiting import wait_until
 
 CONCURRENCY = 8
 OPTIONS = {"session_timeout": 6, "drain_timeout": 0.5, "commit_interval": 0.2}
@@ -169,7 +170,7 @@ def test_every_promise_holds_under_fire(kafka: str, topic_prefix: str, namespace
                     print(f"{time.monotonic():.1f} {fault.__name__}")
                     fault()
                     time.sleep(rng.uniform(0.5, 2.5))
-                    history.append(group.committed())
+                    history.append(wait_until(group.committed, description="the commits, from a broker that is back"))
                 if time.monotonic() >= until:
                     break
         group.wait_drained(timeout=240)

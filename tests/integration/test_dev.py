@@ -29,7 +29,7 @@ def in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def dev(code: str, *arguments: str) -> tuple[int, str]:
     Path("shop.py").write_text(_HEAD + code)
     done = subprocess.run(
-        command("shop.py", *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
+        command("shop.py", *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
     )
     return done.returncode, done.stdout
 

@@ -31,7 +31,7 @@ class Comment(BaseModel):
     n: int
 
 
-@workflow(name="integration_digest", trigger=Collect(key="user", max_events=5, window_seconds=0.5))
+@workflow(name="integration_digest", trigger=Collect(key="user", max_events=5, window_seconds=3))
 async def digest(ctx: Context, key: str, events: list[Comment], count: int) -> int:
     got.append((key, [event.n for event in events]))
     return count

@@ -1,13 +1,14 @@
 """Workers that die, workers that leave, answers that get lost: nobody's run is lost, none is held twice."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.store.leases import Watch
 from pyrula.workflows.store.messages import Change, Child, End, Lease, Message, Parent, Wait
-from pyrula.workflows.store.runs import Beat, Suspect
+from pyrula.workflows.store.runs import Beat, Finished, Suspect
 from pyrula.workflows.store.valkey import ValkeyStore
 from tests.conformance.runs.rig import SERVED, Rig
 from tests.conformance.server import Server
@@ -112,6 +113,35 @@ async def test_a_claim_whose_answer_was_lost_is_put_back(rig: Rig) -> None:
     for _ in range(3):
         assert await rig.store.heartbeat("w", {claimed.lease: 0}) == Beat((), ())
     assert await rig.store.status(run_id) == "running"
+
+
+async def test_a_run_is_not_put_back_while_its_claim_is_under_way(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder would begin with it when the answer comes, beside whoever had it then."""
+    store = ValkeyStore(server.url, namespace=server.namespace, shards=1)
+    rig = Rig(store, store)
+    run_id = await rig.submit()
+    claimer: Any = store._claimer
+    complete, taken, answered = claimer._complete, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*arguments: Any) -> Any:
+        taken.set()
+        await answered.wait()
+        return await complete(*arguments)
+
+    monkeypatch.setattr(claimer, "_complete", slowly)
+    claiming = asyncio.create_task(rig.claim())
+    await taken.wait()
+    for _ in range(3):
+        assert await store.heartbeat("w", {}) == Beat((), ())
+        assert await store.status(run_id) == "running"
+    answered.set()
+    claimed = await claiming
+    # its holder has a beat more to take it in hand
+    assert await store.heartbeat("w", {}) == Beat((), ())
+    assert await rig.complete(claimed.lease) == Finished("completed", ())
+    await store.close()
 
 
 async def test_a_run_whose_claim_was_answered_late_may_end_while_a_heartbeat_puts_it_back(

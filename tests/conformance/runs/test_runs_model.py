@@ -34,6 +34,8 @@ from pyrula.workflows.store.runs import Query, RunStore, Schedule, Submission, S
 from pyrula.workflows.store.valkey import ValkeyStore
 from tests.conformance.server import ClusterServer, Server
 
+# Of each way to play, in parts that the processes of a run share.
+EXAMPLES, PARTS = int(os.environ.get("PYRULA_EXAMPLES", "25")), 5
 WORKERS = ["w1", "w2", "w3"]
 SERVED = [("a", "1"), ("a", "2"), ("b", "1")]
 KINDS = ["signal", "update", "resume", "cancel", "child", "pause"]
@@ -365,8 +367,9 @@ class Both:
         return [(event.type, event.data) for event in map(decode_event, await store.events(run_id))]
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("how", ["once", "each_script_twice", "on_a_cluster"])
-def test_both_stores_answer_random_commands_alike(how: str, request: pytest.FixtureRequest) -> None:
+def test_both_stores_answer_random_commands_alike(how: str, part: int, request: pytest.FixtureRequest) -> None:
     twice = how == "each_script_twice"
     if how == "on_a_cluster":
         url, kind = request.getfixturevalue("cluster").url, ClusterServer
@@ -375,7 +378,7 @@ def test_both_stores_answer_random_commands_alike(how: str, request: pytest.Fixt
     with asyncio.Runner() as runner:
         # shrinking takes minutes: the last command of the failing case says most
         @settings(
-            max_examples=int(os.environ.get("PYRULA_EXAMPLES", "25")),
+            max_examples=EXAMPLES // PARTS,
             deadline=None,
             phases=[Phase.explicit, Phase.reuse, Phase.generate],
             suppress_health_check=list(HealthCheck),

@@ -124,7 +124,7 @@ async def test_signal_with_start_of_a_gated_run_starts_it_once(workers: Workers)
 
 @workflow(name="gates_slow", concurrency=Limit("key", max=MAX))
 async def slow(ctx: Context, key: str) -> None:
-    await inside.hold(key, 0.4)
+    await inside.hold(key, 1)
 
 
 async def test_a_cold_start_on_a_backlog(workers: Workers) -> None:

@@ -63,18 +63,30 @@ class Claimer:
         self._runs = runs
         self._tours: dict[str, Tour] = {}
         self._turns: dict[str, asyncio.Lock] = {}
+        self._open: dict[str, set[object]] = {}
         self._sequence = itertools.count(secrets.randbits(48) << 8)
 
     def forget(self, worker: str) -> None:
         self._tours.pop(worker, None)
         self._turns.pop(worker, None)
+        self._open.pop(worker, None)
+
+    def under_way(self, worker: str) -> frozenset[object]:
+        """The worker's claims whose caller has no answer yet."""
+        return frozenset(self._open.get(worker, ()))
 
     async def claim(self, worker: str, served: Sequence[tuple[str, str]], n: int) -> Claims:
-        # one at a time: a shard remembers its answer to a worker's last claim only
-        async with self._turns.setdefault(worker, asyncio.Lock()):
-            taken, due = await self._take(worker, served, n)
-        claimed = await asyncio.gather(*(self._complete(worker, run) for run in taken))
-        return Claims(tuple(claimed), due)
+        this = object()
+        under_way = self._open.setdefault(worker, set())
+        under_way.add(this)
+        try:
+            # one at a time: a shard remembers its answer to a worker's last claim only
+            async with self._turns.setdefault(worker, asyncio.Lock()):
+                taken, due = await self._take(worker, served, n)
+            claimed = await asyncio.gather(*(self._complete(worker, run) for run in taken))
+            return Claims(tuple(claimed), due)
+        finally:
+            under_way.discard(this)
 
     async def _take(self, worker: str, served: Sequence[tuple[str, str]], n: int) -> tuple[list[Any], float | None]:
         stamps = dict(served)

@@ -29,7 +29,8 @@ class ValkeyRunHolder(ValkeyRunSender):
 
     _runs: RunLink
     _claimer: Claimer
-    _strays: dict[str, set[Lease]]
+    # of what a worker holds without knowing: the claims that may bring it word yet
+    _strays: dict[str, dict[Lease, frozenset[object]]]
 
     async def claim(self, worker: str, served: Sequence[tuple[str, str]], n: int) -> Claims:
         return await self._claimer.claim(worker, served, n)
@@ -134,6 +135,7 @@ class ValkeyRunHolder(ValkeyRunSender):
 
     async def heartbeat(self, worker: str, held: Mapping[Lease, int]) -> Beat:
         runs = self._runs
+        claims = self._claimer.under_way(worker)
         told = [worker.encode(), worker_of(worker)]
         replies = await asyncio.gather(*(runs.script("heartbeat", shard, (), told) for shard in range(runs.shards)))
         runs.set_clock(replies[0][0] / 1e6)
@@ -142,13 +144,17 @@ class ValkeyRunHolder(ValkeyRunSender):
             for chain, link, epoch, number in found:
                 present[Lease(str(RunId(0, chain.decode(), link)), worker, epoch)] = number
         strays = present.keys() - held.keys()
-        for lease in sorted(strays & self._strays.get(worker, set())):
-            # held for a whole beat without its holder knowing: the answer to its claim was lost
-            del present[lease]
-            # or its answer came at last, and the run has ended or was parked meanwhile
+        before = self._strays.get(worker, {})
+        began = claims | self._claimer.under_way(worker)
+        self._strays[worker] = {lease: before[lease] & claims if lease in before else began for lease in strays}
+        for lease in sorted(strays & before.keys()):
+            if before[lease]:
+                continue
+            # held for a whole beat without its holder knowing, and no claim is to tell it: the answer was lost
+            del present[lease], self._strays[worker][lease]
+            # or it came at last, and the run has ended or was parked meanwhile
             with suppress(LeaseLost):
                 await self.release(lease)
-        self._strays[worker] = strays & present.keys()
         lost = tuple(lease for lease in held if lease not in present)
         unread = tuple(lease.run_id for lease, seen in held.items() if present.get(lease, 0) > seen)
         return Beat(lost, unread)
