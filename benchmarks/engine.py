@@ -15,7 +15,7 @@ from typing import Any
 
 from pyrula.workflows import Context, SystemClock, step, workflow
 from pyrula.workflows.execution import Execution, install
-from pyrula.workflows.replay.journal import Entry, Journal, encode_row
+from pyrula.workflows.replay.journal import Fields, Journal, encode_row
 
 Case = Callable[[int], Awaitable[float]]
 
@@ -26,7 +26,7 @@ class Host:
     def __init__(self, encode: bool = False) -> None:
         self.encode = encode
 
-    def append(self, run: Execution, index: int, entry: Entry | None) -> None:
+    def append(self, run: Execution, index: int, entry: Fields | None) -> None:
         if self.encode and entry is not None:
             encode_row(entry, "1735689600000.5f3c8a2b.9d1e07c4")
 

@@ -29,7 +29,7 @@ from pyrula.workflows.engine.desk import Desk
 from pyrula.workflows.engine.retry import rows_for_retry
 from pyrula.workflows.errors import LeaseLost, SerializationError, StoreError
 from pyrula.workflows.execution import ChildRequest, Execution, Outcome
-from pyrula.workflows.replay.journal import Entry
+from pyrula.workflows.replay.journal import Fields
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.lanes import HandedOver
 from pyrula.workflows.store.lifecycle import RunStatus
@@ -110,7 +110,7 @@ class AttendedRun:
 
     # what the engine calls
 
-    def append(self, run: Execution, index: int, entry: Entry | None) -> None:
+    def append(self, run: Execution, index: int, entry: Fields | None) -> None:
         self._changes.rows.append((index, self.partition.row_of(run, entry)))
         self._changes.touch()
 
@@ -218,7 +218,7 @@ class AttendedRun:
             self.event(run, "started", worker="", attempt=run.attempt)
         self._began = True
         self.run = self._changes.run = run
-        run.host = self
+        run.move(self)
         self._held = None
         self._changes.show(RunStatus.RUNNING)
         self._hand_over(run)
@@ -236,7 +236,7 @@ class AttendedRun:
     def retry_later(self, run: RecordRun, delay: float) -> None:
         """The run failed, and its next round is due so late that the store may keep it until then."""
         if run.host is self.partition:
-            run.host = self
+            run.move(self)
             self.next_round(run)
         due = self._store.now() + delay
         waits = (Wait("retry", "", due),)
@@ -521,7 +521,7 @@ class AttendedRun:
             again.flush = None
             again.expired = False
             again.journal = None if former.journal is None else former.journal.without(set())
-            again.host = self.partition
+            again.move(self.partition)
             self.run = self._changes.run = None
         self._verdict.again(self.partition, record, again)
 

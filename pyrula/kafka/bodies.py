@@ -133,7 +133,7 @@ class Bodies:
         journal = partition.rows_of(record) if record is not None and partition.journal else None
         run = RecordRun(self._workflow, "", partition, args, kwargs, journal=journal, origin=record, clock=self._clock)
         run.partition = partition
-        run.print = run.rides = None
+        run.row_end = run.rides = None
         run.expired = False
         run.started = monotonic()
         run.resumable = self._run_timeout is None

@@ -31,7 +31,7 @@ from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.execution import UNTIL_DURABLE, Execution
 from pyrula.workflows.group_commit import Flush, GroupCommit
-from pyrula.workflows.replay.journal import Entry, Journal, decode_row, encode_row
+from pyrula.workflows.replay.journal import Fields, Journal, decode_row, encode_row, row_end
 from pyrula.workflows.store.port import Row, Token
 from pyrula.workflows.store.record_changes import RecordChange
 from pyrula.workflows.worker.patience import ask_until_answered
@@ -45,12 +45,12 @@ class RecordRun(Execution):
     While the run waits for nothing but a flush, with its body suspended or ended, it `rides` on it.
     """
 
-    __slots__ = ("expired", "partition", "print", "rides", "started")
+    __slots__ = ("expired", "partition", "rides", "row_end", "started")
 
     origin: RawRecord
     flush: Flush | None
     partition: "Partition"
-    print: str | None
+    row_end: bytes | None  # with the record's fingerprint, which all rows of the run have in common
     rides: Flush | None
     started: float
     expired: bool
@@ -216,10 +216,12 @@ class Partition:
             self.shard, binding.cluster, binding.group, self.tp.topic, self.tp.partition, offset, self.token.incarnation
         )
 
-    def append(self, run: Execution, index: int, entry: Entry | None) -> None:
+    def append(self, run: Execution, index: int, entry: Fields | None) -> None:
         """Host of runs: queue a row for the next group commit."""
-        data = self.row_of(run, entry)
-        run.flush = self._queue.add(run.origin.offset, index, data)  # type: ignore[attr-defined]
+        record: RawRecord = run.origin  # type: ignore[assignment]
+        end = run.row_end or self._row_end(run)  # type: ignore[attr-defined, arg-type]
+        data = b"" if entry is None else encode_row(entry, None, end)
+        run.flush = self._queue.add(record.offset, index, data)
 
     def attend(self, run: Execution, seconds: float) -> None:
         """Host of runs: the body is about to do what others may take part in, or to wait for so long."""
@@ -231,21 +233,27 @@ class Partition:
         self.journaled = True
         return self._queue.change(take)
 
-    def row_of(self, run: Execution, entry: Entry | None) -> bytes:
+    def row_of(self, run: Execution, entry: Fields | None) -> bytes:
         """A row as it is stored. It counts as journaled."""
         assert isinstance(run, RecordRun)
-        record: RawRecord = run.origin
-        if run.print is None:
-            run.print = fingerprint(record)
-        data = b"" if entry is None else encode_row(entry, run.print)
-        offset = record.offset
-        if self._highest is None or offset > self._highest.offset:
-            self._highest = record
-        bucket = offset >> 10
-        self._journal_bytes[bucket] = self._journal_bytes.get(bucket, 0) + len(data)
-        self._live_bytes += len(data)
-        self.journaled = True
+        end = run.row_end or self._row_end(run)
+        data = b"" if entry is None else encode_row(entry, None, end)
+        self._count_journaled(run.origin.offset, len(data))
         return data
+
+    def _row_end(self, run: RecordRun) -> bytes:
+        """The first row of a run is about to be written."""
+        record = run.origin
+        run.row_end = end = row_end(fingerprint(record))
+        if self._highest is None or record.offset > self._highest.offset:
+            self._highest = record
+        self.journaled = True
+        return end
+
+    def _count_journaled(self, offset: int, size: int) -> None:
+        bucket = offset >> 10
+        self._journal_bytes[bucket] = self._journal_bytes.get(bucket, 0) + size
+        self._live_bytes += size
 
     def _flushed(self, flush: Flush) -> None:
         if flush.error is not None and not self.closed:
@@ -354,10 +362,11 @@ class Partition:
         """Done when every row so far is durable."""
         return self._queue.touch().wait()
 
-    def _marks(self) -> tuple[int, bytes | None]:
+    def _marks(self, size: int) -> tuple[int, bytes | None]:
         highest = self._highest
         if highest is None:
             return 0, None
+        self._count_journaled(highest.offset, size)
         return highest.offset, bytes(Witness(highest.offset, fingerprint(highest)))
 
     def pruned(self, below: int) -> None:

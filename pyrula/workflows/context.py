@@ -16,11 +16,11 @@ from pydantic import BaseModel
 
 from pyrula.workflows.batching import trigger_event, triggered
 from pyrula.workflows.clock import to_seconds
-from pyrula.workflows.codec import dumps, encode_message, loads
+from pyrula.workflows.codec import Codec, dumps, encode_message, loads
 from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step_of
 from pyrula.workflows.engine.as_completed import AsCompleted
 from pyrula.workflows.engine.attempt import pause
-from pyrula.workflows.engine.attempts import error_from, perform
+from pyrula.workflows.engine.attempts import begin, error_from, perform
 from pyrula.workflows.engine.crew import Crew
 from pyrula.workflows.engine.emitting import EmitOperation, emitted
 from pyrula.workflows.engine.host import Output
@@ -31,7 +31,7 @@ from pyrula.workflows.engine.timeout import Timeout
 from pyrula.workflows.engine.triggering import Feeding, TriggerOperation, feed, read_run_id, written
 from pyrula.workflows.errors import NoBrokerError, NonDeterminismError, SerializationError
 from pyrula.workflows.model import MAX_VALUE, RunInfo
-from pyrula.workflows.replay.journal import Entry, delivery
+from pyrula.workflows.replay.journal import Entry
 
 __all__ = ["Context"]
 
@@ -80,23 +80,26 @@ class Context(Talking):
         machine.asked = clock = machine.asked + 1
         op, name = str(clock), definition.name
         if machine.left:
-            entry = await self._recorded(op, "step", name)
-            if entry.kind == "error":
-                raise error_from(entry)
-            try:
-                return codec.decode(entry.value or b"null")
-            except SerializationError as error:
-                await run.fail(machine.unreadable(entry, error))
+            return await self._replayed(op, name, codec)
         run.in_place = op
         try:
-            kind, data, answer = await perform(run, op, definition, args, kwargs, True)
+            if run.told or definition.total_timeout is not None or machine.journal.notes:
+                kind, data, answer = await perform(run, op, definition, args, kwargs, True)
+            else:
+                # What nearly all steps are: nothing is known of earlier attempts, and nobody is told of this one.
+                waiter = run.host.durable(run)
+                if waiter is not None:
+                    await run.acknowledged(waiter)
+                kind, data, answer = begin(run, definition, codec, args, kwargs)
+                if kind == "begun":
+                    kind, data, answer = await perform(run, op, definition, args, kwargs, True, answer)
         finally:
             run.in_place = None
         if not run.straight:
             if kind == "later" and run.stopped is None:
                 return await Crew.of(run).take_over(StepOperation(definition, args, kwargs), op)
             return await self._hand_in("step", name, op, kind, data, answer)
-        run.write(delivery((kind, op, "step", name, clock, None, data)))
+        run.write((kind, op, "step", name, clock, None, data))
         if kind == "error":
             raise answer
         return answer
@@ -139,7 +142,7 @@ class Context(Talking):
         if not run.straight:
             await self._hand_in("sleep", "", op, "value", b"null", None)
             return
-        run.write(delivery(("value", op, "sleep", "", clock, None, b"null")))
+        run.write(("value", op, "sleep", "", clock, None, b"null"))
 
     def timeout(self, seconds: float | timedelta) -> Timeout:
         """`async with ctx.timeout(5):` raises TimeoutError if the block takes longer. Its end is journaled."""
@@ -271,7 +274,7 @@ class Context(Talking):
             await self._hand_in("trigger", name, op, "value", dumps(run_id), run_id)
             written(run, fed)
             return run_id
-        run.write(delivery(("value", op, "trigger", name, clock, None, dumps(run_id))))
+        run.write(("value", op, "trigger", name, clock, None, dumps(run_id)))
         written(run, fed)
         return run_id
 
@@ -295,7 +298,7 @@ class Context(Talking):
             return
         # in one stretch, so that the store gets both or neither
         emitted(run, data)
-        run.write(delivery(("value", op, "emit", "", clock, None, data)))
+        run.write(("value", op, "emit", "", clock, None, data))
 
     def patched(self, change_id: str) -> bool:
         """Whether the run takes the new way of a change: False if its journal is older. It holds for the run."""
@@ -340,8 +343,20 @@ class Context(Talking):
         if machine.left:
             return loads((await self._recorded(op, kind, "")).value or b"null")
         value = make()
-        run.write(delivery(("value", op, kind, "", clock, None, dumps(value))))
+        run.write(("value", op, kind, "", clock, None, dumps(value)))
         return value
+
+    async def _replayed(self, op: str, name: str, codec: Codec) -> Any:
+        """A step's recorded value or error."""
+        run = self._run
+        entry = await self._recorded(op, "step", name)
+        if entry.kind == "error":
+            raise error_from(entry)
+        try:
+            return codec.decode(entry.value or b"null")
+        except SerializationError as error:
+            assert run.machine is not None
+            await run.fail(run.machine.unreadable(entry, error))
 
     async def _hand_in(self, opkind: str, name: str, op: str, *answer: Any) -> Any:
         """What was executed in place while the run stopped being a straight one."""
@@ -352,7 +367,7 @@ class Context(Talking):
             return await run.crew.hand_in(opkind, name, op, answer)
         kind, data, value = answer
         assert run.machine is not None
-        run.write(delivery((kind, op, opkind, name, run.machine.asked, None, data)))
+        run.write((kind, op, opkind, name, run.machine.asked, None, data))
         if kind == "error":
             raise value
         return value

@@ -28,7 +28,7 @@ from pyrula.workflows.store.record_changes import RecordChange
 logger = logging.getLogger("pyrula.store")
 
 Write = Callable[[Sequence[Batch]], Awaitable[list[Exception | None]]]
-Marks = Callable[[], tuple[int, bytes | None]]
+Marks = Callable[[int], tuple[int, bytes | None]]
 OnSettled = Callable[["Flush"], None]
 OnOutage = Callable[[float | None, Exception | None], None]
 
@@ -169,8 +169,13 @@ class SourceQueue:
         flush, self._next = self._next, None
         assert flush is not None
         rows = flush.rows
-        high, witness = self._marks() if self._marks is not None else (max((row[0] for row in rows), default=0), None)
-        batches = [Batch(self.source, self.token, part, high, witness) for part in _split(rows, max_rows, max_bytes)]
+        size = sum([len(row[2]) for row in rows])
+        if self._marks is None:
+            high, witness = max((row[0] for row in rows), default=0), None
+        else:
+            high, witness = self._marks(size)
+        parts = [rows] if len(rows) <= max_rows and size <= max_bytes else _split(rows, max_rows, max_bytes)
+        batches = [Batch(self.source, self.token, part, high, witness) for part in parts]
         if flush.changes is not None:
             batches = batches if rows else []
             batches += [Batch(self.source, self.token, (), high, witness, take()) for take in flush.changes]
@@ -178,8 +183,6 @@ class SourceQueue:
 
 
 def _split(rows: list[tuple[int, int, bytes]], max_rows: int, max_bytes: int) -> list[list[tuple[int, int, bytes]]]:
-    if len(rows) <= max_rows and sum([len(row[2]) for row in rows]) <= max_bytes:
-        return [rows]
     parts: list[list[tuple[int, int, bytes]]] = []
     part: list[tuple[int, int, bytes]] = []
     size = 0
@@ -234,9 +237,9 @@ class GroupCommit:
     def lane(
         self, source: bytes, token: Token, marks: Marks | None = None, on_settled: OnSettled | None = None
     ) -> SourceQueue:
-        """A queue for a source under a token. ``marks`` gives (high, witness) as a flush leaves; without it the high
-        mark is the highest position among the rows. ``on_settled`` is called with each flush whose fate is known,
-        before anybody else hears of it."""
+        """A queue for a source under a token. ``marks`` gives (high, witness) as a flush leaves, and is told how many
+        bytes its rows have; without it the high mark is the highest position among the rows. ``on_settled`` is called
+        with each flush whose fate is known, before anybody else hears of it."""
         return SourceQueue(self, source, token, marks, on_settled)
 
     @property

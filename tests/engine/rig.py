@@ -11,7 +11,7 @@ from pyrula.workflows import Clock, SystemClock
 from pyrula.workflows import execution as engine
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.execution import Execution, Outcome, install
-from pyrula.workflows.replay.journal import DELIVERIES, Entry, Journal, encode_row
+from pyrula.workflows.replay.journal import DELIVERIES, Entry, Fields, Journal, encode_row
 
 WATCHDOG_SECONDS = 60.0
 
@@ -28,10 +28,11 @@ class MemoryHost:
         self.unacknowledged: Callable[[], Awaitable[None] | None] = lambda: None
         self.the_record: object = None
 
-    def append(self, run: Execution, index: int, entry: Entry | None) -> None:
+    def append(self, run: Execution, index: int, entry: Fields | None) -> None:
         if entry is None:
             del self.rows[index]
             return
+        entry = Entry._make(entry)
         if entry.kind in DELIVERIES:
             self.on_delivery(entry)
         assert index not in self.rows

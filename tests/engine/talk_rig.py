@@ -16,7 +16,7 @@ from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.engine.run import RUN
 from pyrula.workflows.execution import ChildRequest, Execution, Outcome
-from pyrula.workflows.replay.journal import Entry, Journal, encode_row
+from pyrula.workflows.replay.journal import Fields, Journal, encode_row
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.messages import Applied, Child, Interrupt, Kind, Message, Unread, Wait
 from pyrula.workflows.store.payloads import encode_query, read_answer
@@ -83,7 +83,7 @@ class TalkHost:
         if flush is not None and not flush.done():
             flush.set_result(None)
 
-    def append(self, run: Execution, index: int, entry: Entry | None) -> None:
+    def append(self, run: Execution, index: int, entry: Fields | None) -> None:
         rows = self.stored.rows
         if entry is None:
             self._later(partial(rows.__delitem__, index))

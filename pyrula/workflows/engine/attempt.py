@@ -42,9 +42,10 @@ def start(run: Run, definition: _Definition, args: Any, kwargs: Any, seconds: fl
     if not definition.is_async:
         return False, _of_sync(run, definition, variables, args, kwargs, seconds)
     result: list[Any] = []
+    steps = _call(definition.fn, args, kwargs, result).__await__()
     try:
-        steps, yielded = variables.run(_begin, definition.fn, args, kwargs, result)
-    except (asyncio.CancelledError, *EXITS) as error:
+        yielded = variables.run(next, steps, _ENDED)
+    except _OWN_EXITS as error:
         if is_interrupt(error):
             raise
         raise OwnExit(error) from error
@@ -54,16 +55,12 @@ def start(run: Run, definition: _Definition, args: Any, kwargs: Any, seconds: fl
 
 
 _ENDED: Final = object()
-
-
-def _begin(fn: Any, args: Any, kwargs: Any, result: list[Any]) -> tuple[Any, Any]:
-    """In the attempt's own context: what is to be driven, and what it first waits for, or _ENDED."""
-    RUN.set(None)
-    steps = _call(fn, args, kwargs, result).__await__()
-    return steps, next(steps, _ENDED)
+_OWN_EXITS: Final = (asyncio.CancelledError, *EXITS)
 
 
 async def _call(fn: Any, args: Any, kwargs: Any, result: list[Any]) -> None:
+    """In the attempt's own context."""
+    RUN.set(None)
     # A result put aside costs less than one that comes with a StopIteration.
     result.append(await fn(*args, **kwargs))
 
@@ -89,9 +86,10 @@ async def _of_sync(
         return value
     # A function that isn't async but gives an awaitable.
     result: list[Any] = []
+    steps = _call(_await, (value,), {}, result).__await__()
     try:
-        steps, yielded = variables.run(_begin, _await, (value,), {}, result)
-    except (asyncio.CancelledError, *EXITS) as error:
+        yielded = variables.run(next, steps, _ENDED)
+    except _OWN_EXITS as error:
         if is_interrupt(error):
             raise
         raise OwnExit(error) from error

@@ -11,7 +11,7 @@ import traceback
 from random import random
 from typing import Any, Final
 
-from pyrula.workflows.codec import dumps, loads
+from pyrula.workflows.codec import Codec, dumps, loads
 from pyrula.workflows.definition import StepDefinition
 from pyrula.workflows.engine.attempt import TimedOut, pause, start
 from pyrula.workflows.engine.host import RunHost
@@ -19,7 +19,7 @@ from pyrula.workflows.engine.run import Run
 from pyrula.workflows.errors import SerializationError, StepError
 from pyrula.workflows.replay.journal import Entry
 
-__all__ = ["error_from", "perform"]
+__all__ = ["begin", "error_from", "perform"]
 
 _MESSAGE_LIMIT: Final = 2_000
 _TRACE_LIMIT: Final = 8_000
@@ -31,8 +31,35 @@ Answer = tuple[str, bytes, Any]
 
 _LATER: Final[Answer] = ("later", b"", None)
 
+Begun = tuple[Any, Exception | None]
+"""A first attempt: what to await for its value, or what it has failed with."""
 
-async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs: Any, in_place: bool = False) -> Answer:
+
+def begin(run: Run, definition: _Definition, codec: Codec, args: Any, kwargs: Any) -> Answer:
+    """The first attempt of a step of which nothing is known. Its answer, or ("begun", b"", what `perform` goes on with)
+    if it hasn't ended yet or has failed."""
+    try:
+        ended, value = start(run, definition, args, kwargs, definition.timeout)
+    except Exception as error:  # noqa: BLE001 - any of them is the step's failure
+        return "begun", b"", (None, error)
+    if not ended:
+        return "begun", b"", (value, None)
+    try:
+        data, decoded = codec.encode(value, definition.title)
+    except SerializationError as error:
+        return _refused(error)
+    return "value", data, decoded
+
+
+async def perform(
+    run: Run,
+    op: str,
+    definition: _Definition,
+    args: Any,
+    kwargs: Any,
+    in_place: bool = False,
+    begun: Begun | None = None,
+) -> Answer:
     """Executes the step to its end, its retries included. Raises only what is meant for the run: a cancellation.
 
     In place, the answer "later" says that its next attempt is so far off that the run shouldn't wait for it here.
@@ -50,14 +77,14 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
     if started is None and definition.total_timeout is not None:
         started = run.clock.now().timestamp()
     while True:
-        waiter = host.durable(run)
+        waiter = host.durable(run) if begun is None else None
         if waiter is not None:
             await run.acknowledged(waiter)
         seconds, shortened = definition.timeout, False
         failure: Exception
-        begun = 0.0
+        since = 0.0
         if talking is not None:
-            begun = run.clock.monotonic()
+            since = run.clock.monotonic()
             talking.event(run, "step_started", op=op, step=definition.name, attempt=number)
         try:
             if started is not None and definition.total_timeout is not None:
@@ -66,8 +93,14 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
                     seconds, shortened = left, True
                     if left <= 0:
                         raise TimedOut(f"the total time of {definition.total_timeout:g} s is used up")
-            ended, value = start(run, definition, args, kwargs, seconds)
-            if not ended:
+            if begun is None:
+                ended, value = start(run, definition, args, kwargs, seconds)
+                if not ended:
+                    value = await value
+            else:
+                (value, raised), begun = begun, None
+                if raised is not None:
+                    raise raised
                 value = await value
         except Exception as error:  # noqa: BLE001 - any of them is the step's failure
             failure = error
@@ -75,15 +108,14 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
             try:
                 data, decoded = codec.encode(value, definition.title)
             except SerializationError as error:
-                text = _clean(str(error), _MESSAGE_LIMIT)
-                refused = SerializationError(text)
+                answer = _refused(error)
             else:
                 if talking is not None:
-                    _tell(run, talking, op, definition, number, begun)
+                    _tell(run, talking, op, definition, number, since)
                 return "value", data, decoded
             if talking is not None:
-                _tell(run, talking, op, definition, number, begun, text)
-            return "error", dumps({"serialization": text}), refused
+                _tell(run, talking, op, definition, number, since, str(answer[2]))
+            return answer
         now = run.clock.now().timestamp()
         delay = definition.retry.delay_for(failure, number, random())
         last = (shortened and isinstance(failure, TimedOut)) or not _fits(failure, definition, args, kwargs)
@@ -92,7 +124,7 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
         if last or number >= definition.retry.max_attempts or not definition.retry.retryable(failure):
             answer = _failure(definition.name, number, failure)
             if talking is not None:
-                _tell(run, talking, op, definition, number, begun, answer[2].message)
+                _tell(run, talking, op, definition, number, since, answer[2].message)
             return answer
         if run.stopped is not None:
             await run.refuse()
@@ -100,7 +132,7 @@ async def perform(run: Run, op: str, definition: _Definition, args: Any, kwargs:
             raise asyncio.CancelledError
         run.write(Entry("attempt", op, "", "", None, None, dumps([number, now + delay, started])))
         if talking is not None:
-            _tell(run, talking, op, definition, number, begun, _text(failure), delay)
+            _tell(run, talking, op, definition, number, since, _text(failure), delay)
         if await _rest(run, op, now + delay, in_place):
             return _LATER
         number += 1
@@ -134,12 +166,12 @@ def _tell(
     op: str,
     definition: _Definition,
     attempt: int,
-    begun: float,
+    since: float,
     error: str | None = None,
     retry_in: float | None = None,
 ) -> None:
     """An attempt has ended."""
-    seconds = round(run.clock.monotonic() - begun, 6)
+    seconds = round(run.clock.monotonic() - since, 6)
     if run.stopped is not None:
         return
     if error is None:
@@ -170,6 +202,12 @@ def _given_up_by_body(run: Run, op: str) -> bool:
     if crew is None or machine is None or asyncio.current_task() not in crew.executing:
         return False
     return op not in machine.waiting
+
+
+def _refused(error: SerializationError) -> Answer:
+    """The answer for a value that can't be journaled."""
+    text = _clean(str(error), _MESSAGE_LIMIT)
+    return "error", dumps({"serialization": text}), SerializationError(text)
 
 
 def error_from(entry: Entry) -> Exception:

@@ -22,7 +22,7 @@ from pyrula.workflows.engine.run import Run, under_alarm
 from pyrula.workflows.engine.settler import settler_of
 from pyrula.workflows.engine.waits import Waits
 from pyrula.workflows.errors import NonDeterminismError
-from pyrula.workflows.replay.journal import Entry, delivery
+from pyrula.workflows.replay.journal import Entry, Fields
 from pyrula.workflows.replay.mismatch import PYTHON
 from pyrula.workflows.store.messages import Wait
 
@@ -214,9 +214,7 @@ class Deliveries(ABC):
             if machine.waiting.get(operation.id) is not operation:
                 continue  # given up; it is as if it had never completed
             machine.on_delivered(operation)
-            self.deliver_entry(
-                delivery((kind, operation.id, operation.kind, operation.name, machine.asked, None, data))
-            )
+            self.deliver_entry((kind, operation.id, operation.kind, operation.name, machine.asked, None, data))
             self.quiet = False
             operation.deliver(kind, answer)
             return True
@@ -229,7 +227,7 @@ class Deliveries(ABC):
             self._rest(self.run.desk)
         return False
 
-    def deliver_entry(self, entry: Entry, raced: bool = True) -> None:
+    def deliver_entry(self, entry: Fields, raced: bool = True) -> None:
         """Writes the entry of something that is delivered now, which may have `raced` with a plain await."""
         if raced:
             self.mark_race()
@@ -300,7 +298,7 @@ class Deliveries(ABC):
             journal.loose_from = len(journal.recorded)
             self._write(Entry("loose", "", "", "", None, None, None))
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: Fields) -> None:
         if self.machine.journal.note("head", "") is None:
             self.run.write(Entry("head", "", "", PYTHON, None, None, None))
         self.run.write(entry)

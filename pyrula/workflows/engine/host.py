@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.definition import WorkflowDefinition
-from pyrula.workflows.replay.journal import Entry
+from pyrula.workflows.replay.journal import Fields
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.messages import Applied, Child, Interrupt
 
@@ -99,7 +99,7 @@ class Host(Protocol):
     """Who keeps the journals of runs; one object serves many. If it has a method `attend`, see `Run.attend`; if its
     `sends` is there and false, a run can't send."""
 
-    def append(self, run: "Any", index: int, entry: Entry | None) -> None:
+    def append(self, run: "Any", index: int, entry: Fields | None) -> None:
         """Queues a row for the next group commit, in order; None deletes the row."""
 
     def durable(self, run: "Any") -> Awaitable[None] | None:

@@ -33,7 +33,7 @@ from pyrula.workflows.errors import (
     SerializationError,
 )
 from pyrula.workflows.model import MAX_ENTRIES, MAX_JOURNAL
-from pyrula.workflows.replay.journal import Entry, Journal
+from pyrula.workflows.replay.journal import Entry, Fields, Journal
 from pyrula.workflows.replay.machine import Machine
 
 __all__ = ["RUN", "Run", "log", "under_alarm"]
@@ -71,6 +71,7 @@ class Run:
         "resumable",
         "stopped",
         "straight",
+        "told",
         "unfinished",
     )
 
@@ -101,6 +102,7 @@ class Run:
         self.leftovers: tuple[asyncio.Future[Any], ...] = ()
         self.machine: Machine | None = None
         self.straight = True
+        self.told = False  # whether the host hears of steps, once the body has asked for something
         self.stopped: Status | None = None
         self._result: Any = None
         self.body: Any = None
@@ -181,10 +183,16 @@ class Run:
             self.journal = journal = Journal()
         elif _full(journal):
             self.straight = False
+        self.told = self.talking is not None
         self.machine = machine = Machine(journal)
         return machine
 
-    def write(self, entry: Entry) -> None:
+    def move(self, host: Host) -> None:
+        """Another host has the run from now on."""
+        self.host = host
+        self.told = self.talking is not None
+
+    def write(self, entry: Fields) -> None:
         """Adds a row to the journal and queues it."""
         journal = self.journal
         assert journal is not None

@@ -19,7 +19,7 @@ from pyrula.workflows.codec import loads
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.execution import ChildRequest, Execution, Output
-from pyrula.workflows.replay.journal import Entry, encode_row
+from pyrula.workflows.replay.journal import Fields, encode_row
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.events import encode_event
 from pyrula.workflows.store.messages import Applied, Change, Child, End, Interrupt, Parent, Reply, Unread, Wait, wakes
@@ -93,7 +93,7 @@ class HeldRun:
     def sends(self) -> bool:
         return self._around.sends
 
-    def append(self, run: Any, index: int, entry: Entry | None) -> None:
+    def append(self, run: Any, index: int, entry: Fields | None) -> None:
         self._queued.rows.append((index, b"" if entry is None else encode_row(entry, None)))
         self._touch()
 

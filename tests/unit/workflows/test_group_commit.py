@@ -199,16 +199,24 @@ async def test_a_flush_of_many_batches_is_written_in_parts_and_done_with_its_las
 
 
 async def test_marks_are_asked_as_the_flush_leaves(commit: GroupCommit, writer: Writer) -> None:
-    mark = (0, b"early")
-    queue = commit.lane(A, TOKEN, lambda: mark)
-    flush = queue.add(5, 0, b"x")
-    mark = (9, b"late")
+    mark = 0, b"early"
+    sizes = []
+
+    def marks(size: int) -> tuple[int, bytes | None]:
+        sizes.append(size)
+        return mark
+
+    queue = commit.lane(A, TOKEN, marks)
+    queue.add(5, 0, b"x")
+    flush = queue.add(5, 1, b"xyz")
+    mark = 9, b"late"
     await flush.wait()
     assert (writer.writes[0][0].high, writer.writes[0][0].witness) == (9, b"late")
+    assert sizes == [4]
 
 
 async def test_marks_that_raise_fail_their_source_alone(commit: GroupCommit, writer: Writer) -> None:
-    def broken() -> tuple[int, bytes | None]:
+    def broken(size: int) -> tuple[int, bytes | None]:
         raise KeyError("marks")
 
     bad, good = commit.lane(A, TOKEN, broken).add(1, 0, b"x"), commit.lane(B, TOKEN).add(1, 0, b"y")
@@ -218,7 +226,7 @@ async def test_marks_that_raise_fail_their_source_alone(commit: GroupCommit, wri
 
 
 async def test_touch_writes_an_empty_batch_and_waits_for_rows_before_it(commit: GroupCommit, writer: Writer) -> None:
-    queue = commit.lane(A, TOKEN, lambda: (3, None))
+    queue = commit.lane(A, TOKEN, lambda size: (3, None))
     await queue.touch().wait()
     assert writer.writes == [[Batch(A, TOKEN, [], 3, None)]]
     flush = queue.add(4, 0, b"x")

@@ -1,6 +1,8 @@
 """Commands as bytes, packed here since redis-py's packing would dominate a flush. No I/O."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 from pyrula.workflows.store.port import MAX_POSITION, Batch
 from pyrula.workflows.store.valkey.keys import BUCKET_BITS
@@ -37,16 +39,13 @@ def _bulk(arguments: Iterable[bytes]) -> bytes:
     return b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
 
 
-class _Group:
-    """Consecutive rows of one bucket that are all set or all deleted, packed."""
+class _Group(NamedTuple):
+    """Consecutive rows of one bucket that are all set or all deleted, packed; deleted ones are counted below 0."""
 
-    __slots__ = ("bucket", "count", "pieces", "size")
-
-    def __init__(self, bucket: int) -> None:
-        self.bucket = bucket
-        self.count = 0
-        self.size = 0
-        self.pieces: list[bytes] = []
+    bucket: int
+    rows: int
+    size: int
+    packed: bytes
 
 
 def append(script: Script, source_key: bytes, prefix: bytes, batch: Batch, sending: bytes, ttl: int) -> bytes:
@@ -64,41 +63,44 @@ def append(script: Script, source_key: bytes, prefix: bytes, batch: Batch, sendi
         b"%d" % len(groups),
     ]
     for group in groups:
-        arguments += [b"%d" % buckets[group.bucket], b"%d" % group.bucket, b"%d" % group.count, b"%d" % group.size]
+        arguments += [b"%d" % buckets[group.bucket], b"%d" % group.bucket, b"%d" % group.rows, b"%d" % group.size]
     keys = [source_key, *(b"%b%d" % (prefix, bucket) for bucket in buckets)]
-    values = sum(2 * group.count if group.count > 0 else -group.count for group in groups)
+    values = sum(2 * group.rows if group.rows > 0 else -group.rows for group in groups)
     head = _bulk([b"EVALSHA", script.digest, b"%d" % len(keys), *keys, *arguments])
     total = 3 + len(keys) + len(arguments) + values
-    return b"".join([b"*%d\r\n" % total, head, *(piece for group in groups for piece in group.pieces)])
+    return b"".join([b"*%d\r\n" % total, head, *[group.packed for group in groups]])
 
 
 def _group(rows: Sequence[tuple[int, int, bytes]]) -> list[_Group]:
     # Order matters only between rows of one field, so rows of one kind gather by bucket; a change of kind (rare:
     # deletions come with a retry) starts the gathering anew.
+    if b"" not in [data for _, _, data in rows]:
+        return _by_bucket(rows, _set)
     groups: list[_Group] = []
-    open_groups: dict[int, _Group] = {}
-    group = _Group(-1)
-    deleting = False
-    pieces = group.pieces
-    for position, index, data in rows:
-        bucket = position >> BUCKET_BITS
-        if bucket != group.bucket or deleting != (not data):
-            if deleting != (not data):
-                deleting = not deleting
-                open_groups.clear()
-            found = open_groups.get(bucket)
-            if found is None:
-                found = open_groups[bucket] = _Group(bucket)
-                groups.append(found)
-            group = found
-            pieces = group.pieces
-        name = b"%d.%d" % (position, index)
-        if data:
-            length = len(data)
-            pieces.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(name), name, length, data))
-            group.size += length
-        else:
-            pieces.append(b"$%d\r\n%b\r\n" % (len(name), name))
-    for group in groups:
-        group.count = len(group.pieces) if group.size else -len(group.pieces)
+    for deleted, some in groupby(rows, key=lambda row: not row[2]):
+        groups += _by_bucket(list(some), _delete if deleted else _set)
     return groups
+
+
+def _by_bucket(
+    rows: Sequence[tuple[int, int, bytes]], pack: Callable[[int, Sequence[tuple[int, int, bytes]]], _Group]
+) -> list[_Group]:
+    buckets = [position >> BUCKET_BITS for position, _, _ in rows]
+    several = dict.fromkeys(buckets)
+    if len(several) == 1:
+        return [pack(buckets[0], rows)]
+    return [pack(one, [row for row, bucket in zip(rows, buckets, strict=True) if bucket == one]) for one in several]
+
+
+def _set(bucket: int, rows: Sequence[tuple[int, int, bytes]]) -> _Group:
+    names = [b"%d.%d" % (position, index) for position, index, _ in rows]
+    values = [data for _, _, data in rows]
+    packed = [
+        b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(name), name, len(value), value)
+        for name, value in zip(names, values, strict=True)
+    ]
+    return _Group(bucket, len(rows), sum(map(len, values)), b"".join(packed))
+
+
+def _delete(bucket: int, rows: Sequence[tuple[int, int, bytes]]) -> _Group:
+    return _Group(bucket, -len(rows), 0, _bulk([b"%d.%d" % (position, index) for position, index, _ in rows]))
