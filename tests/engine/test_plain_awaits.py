@@ -80,7 +80,7 @@ async def test_a_replay_waits_for_a_plain_await_and_says_so(
     monkeypatch.setattr(patience, "OUTSIDE_WARNING", 0.01)
 
     async def body(ctx: Context) -> int:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.4)
         return await ctx.step(work, 1)
 
     host = MemoryHost()
@@ -158,7 +158,7 @@ async def test_a_task_that_never_rests_is_named_and_fails_the_run(
     prepared: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(patience, "BUSY_WARNING", 0.02)
-    monkeypatch.setattr(patience, "BUSY_LIMIT", 1)
+    monkeypatch.setattr(patience, "BUSY_LIMIT", 3)
     monkeypatch.setattr(patience, "BUSY_TURNS", 10)
 
     async def body(ctx: Context) -> int:
