@@ -1,8 +1,9 @@
 """Running bodies: each from its beginning to where it waits, and from there on to its end.
 
 A body runs as if in the task of a replayer (`Crew`), which is woken only if it waits for something else than its rows.
-Of nearly all records nothing is journaled, and nobody takes part in their runs. Such a run begins, and may end, in
-`start`; one that has ended there without asking for anything, and that nobody holds, is the next record's run, too.
+Of nearly all records nothing was journaled before, and nobody takes part in their runs. Such a run begins, and may end,
+in `start`; one that has ended there with nothing to come but its rows, and that nobody holds, is the next record's run,
+too.
 """
 
 import asyncio
@@ -88,15 +89,20 @@ class Bodies:
                             context = Context(fresh)
                         else:
                             fresh.stopped, fresh.straight = None, True
+                            if fresh.machine is not None:
+                                fresh.machine = fresh.journal = fresh.flush = fresh.row_end = None
                         fresh.args, fresh.kwargs = arguments(head, tp)
                         fresh.origin = head
                         fresh.started = began = monotonic()
                         outcome = fresh.start_straight(context, present)
-                        if outcome is COMPLETED and plain and fresh.machine is None:
-                            more -= 1
-                            done.append(head)
-                            if telling:
-                                told.append(fresh)
+                        if outcome is COMPLETED and plain and (fresh.machine is None or fresh.only_rows_to_come):
+                            if fresh.machine is None:
+                                more -= 1
+                                done.append(head)
+                                if telling:
+                                    told.append(fresh)
+                            else:
+                                self._completions.rides(fresh)
                             if not (
                                 getrefcount(fresh) == _BY_CONTEXT_TOO
                                 and getrefcount(context) == _BY_ONE_NAME

@@ -68,27 +68,39 @@ class Completions:
             self._shares.count(partition, -1)
             self.completed(partition, [run.origin], [run])
         elif run.flush is not None and not run.flush.done:
-            run.rides = run.flush
-            run.flush.riders.append(run)
+            self.rides(run)
         else:
             self._shares.count(partition, -1)
             self._offer(partition)
 
+    def rides(self, run: RecordRun) -> None:
+        """Nothing is to come of the run but its rows: its record is done with their flush, the run may be another's."""
+        flush = run.flush
+        assert flush is not None
+        if self.told is None:
+            flush.riders.append(run.origin)
+        else:
+            run.rides = flush
+            flush.riders.append(run)
+
     def settled(self, partition: Partition, flush: Flush) -> list[RecordRun]:
         """A flush is settled: with bodies that had ended before it is done. Answers those that are to go on."""
         riders, flush.riders = flush.riders, []
-        ended, resting = [], []
-        for run in riders:
-            if run.rides is flush:
-                if run.drive is None:
-                    run.rides = None
-                    ended.append(run)
+        done, told, resting = [], [], []
+        for rider in riders:
+            if type(rider) is not RecordRun:
+                done.append(rider)
+            elif rider.rides is flush:
+                if rider.drive is None:
+                    rider.rides = None
+                    done.append(rider.origin)
+                    told.append(rider)
                 else:
-                    resting.append(run)
-        if ended:
-            self._shares.count(partition, -len(ended))
+                    resting.append(rider)
+        if done:
+            self._shares.count(partition, -len(done))
             if flush.error is None:
-                self.completed(partition, [run.origin for run in ended], ended)
+                self.completed(partition, done, told)
             else:
                 self._offer(partition)
         return resting

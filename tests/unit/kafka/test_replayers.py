@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from contextvars import Context as Variables
 from contextvars import ContextVar, copy_context
 from typing import Any, cast
+from zlib import crc32
 
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
@@ -17,6 +18,7 @@ from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.outputs import Outputs
 from pyrula.kafka.partition import Partition, RecordRun
+from pyrula.kafka.record import PrintParts
 from pyrula.kafka.replayers import Replayers
 from pyrula.workflows import Context, SystemClock, step
 from pyrula.workflows.definition import WorkflowDefinition
@@ -24,6 +26,7 @@ from pyrula.workflows.engine.run import RUN
 from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.group_commit import GroupCommit
 from pyrula.workflows.loops import give_back, prepare
+from pyrula.workflows.replay.journal import decode_row
 from pyrula.workflows.store.port import Batch, Token
 
 
@@ -42,6 +45,7 @@ class Rig:
         self.gate = asyncio.Event()
         self.gate.set()
         self.refusal: Exception | None = None
+        self.rows: list[tuple[int, int, bytes]] = []
         binding = Binding(
             WorkflowDefinition(body, name="body"), topic="orders", group="billing", max_concurrency=concurrency
         )
@@ -68,6 +72,7 @@ class Rig:
 
     async def _write(self, batches: Sequence[Batch]) -> list[Exception | None]:
         await self.gate.wait()
+        self.rows += [row for batch in batches for row in batch.rows]
         return [self.refusal] * len(batches)
 
     def feed(self, count: int, value: Callable[[int], bytes] = b"%d".__mod__) -> None:
@@ -254,6 +259,41 @@ async def test_bodies_that_ask_for_nothing_share_a_run(made_runs: list[int]) -> 
         await made.until(lambda: made.done == 50)
     assert begun == [(number, number) for number in range(50)]
     assert len(made_runs) == 1
+
+
+async def test_bodies_that_wait_for_their_rows_alone_share_a_run(made_runs: list[int]) -> None:
+    async def body(ctx: Context, number: int) -> None:
+        if number % 3:
+            assert await ctx.step(echo, number) == number
+
+    async with rig(body, concurrency=100) as made:
+        made.gate.clear()
+        made.feed(60)
+        await made.until(lambda: made.pool.in_flight == 40)
+        assert made.done == 20
+        made.gate.set()
+        await made.until(lambda: made.done == 60)
+        assert made.partition.tracker.committable() == 60
+    assert len(made_runs) == 1
+    assert [(at, index) for at, index, _ in made.rows] == [(at, 0) for at in range(60) if at % 3]
+    for at, _, data in made.rows:
+        entry, witnessed = decode_row(data)
+        assert entry.value == b"%d" % at
+        assert witnessed == str(PrintParts(0, crc32(b"%d" % at), crc32(b"%d" % at)))
+
+
+async def test_a_run_that_a_body_keeps_while_its_row_is_on_its_way_is_no_other_records_run() -> None:
+    kept: dict[int, Context] = {}
+
+    async def body(ctx: Context, number: int) -> None:
+        await ctx.step(echo, number)
+        if number % 3 == 0:
+            kept[number] = ctx
+
+    async with rig(body) as made:
+        made.feed(30)
+        await made.until(lambda: made.done == 30)
+        assert {number: ctx.record.offset for number, ctx in kept.items()} == {n: n for n in range(0, 30, 3)}
 
 
 async def test_a_run_that_a_body_keeps_is_no_other_records_run() -> None:
