@@ -59,6 +59,41 @@ def sample_records(count):
     assert len(re.findall(r"^b/second +second/", said, re.MULTILINE)) == 20
 
 
+def test_records_that_were_sent_while_the_ends_of_topics_were_asked_for_are_waited_for() -> None:
+    status, said = dev(
+        """
+from pyrula.cli.dev import session
+
+ends = session.DevClient.ends
+
+async def ends_of_a_moment_ago(client, topics):
+    found = await ends(client, topics)
+    await asyncio.sleep(0.5)
+    return found
+
+session.DevClient.ends = ends_of_a_moment_ago
+
+@workflow(name="first")
+async def first(ctx, number: int) -> None:
+    await asyncio.sleep(0.6)
+    await ctx.send("second", number)
+
+@workflow(name="second")
+async def second(ctx, number: int) -> None:
+    await asyncio.sleep(0.6)
+
+bindings = [Binding(first, topic="first", group="a"), Binding(second, topic="second", group="b")]
+
+def sample_records(count):
+    return ({"topic": "first", "value": number} for number in range(count))
+""",
+        "--count",
+        "3",
+    )
+    assert status == 0, said
+    assert "6 of 6 records" in said
+
+
 def test_a_stopped_record_makes_the_status_1_and_is_named() -> None:
     status, said = dev(
         """

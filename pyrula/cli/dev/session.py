@@ -164,13 +164,15 @@ class Session:
                 fed = feeding.done()
                 if fed:
                     feeding = self._checked(feeding)
+                # What is finished has sent its records before, so the ends that are asked for after it count them.
+                finished = self.tally.finished
                 ends = await client.ends(self.inputs)
                 total = sum(ends[place] for place in ends for b in self.bindings if place[0] in b.topics)
                 self.expected = total if fed else max(total, self.expected)
                 self.seconds = self._last_event - started
                 if self._on_progress is not None:
                     self._on_progress(self)
-                if not told and fed and (self.tally.finished >= total or self._is_stuck(worker)):
+                if not told and fed and (finished >= total or self._is_stuck(worker)):
                     if self._again is None:
                         return
                     told = True
