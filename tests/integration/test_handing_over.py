@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server of the tests promises no disk; what is tested here doesn't rest on it."""
     executed.clear()
     monkeypatch.setattr(ValkeyStore, "hands_over", True)
-
-
-@pytest.fixture
-async def client(rig: Rig) -> AsyncIterator[WorkflowClient]:
-    store = ValkeyStore(rig.valkey, namespace=rig.namespace)
-    yield WorkflowClient(store, poll_interval=0.1)
-    await store.close()
 
 
 @step

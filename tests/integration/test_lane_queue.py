@@ -1,7 +1,6 @@
 """Later records of a key that is away are queued in the store: their offsets complete, and the key's order stays."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -21,18 +20,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server of the tests promises no disk; what is tested here doesn't rest on it."""
     executed.clear()
     monkeypatch.setattr(ValkeyStore, "hands_over", True)
-
-
-@pytest.fixture
-async def store(rig: Rig) -> AsyncIterator[ValkeyStore]:
-    store = ValkeyStore(rig.valkey, namespace=rig.namespace)
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-def client(store: ValkeyStore) -> WorkflowClient:
-    return WorkflowClient(store, poll_interval=0.1)
 
 
 @step

@@ -1,7 +1,6 @@
 """on_failure="park_key": a record that failed is dead-lettered, and its key waits until somebody has decided."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     executed.clear()
     broken.clear()
     monkeypatch.setattr(ValkeyStore, "hands_over", True)
-
-
-@pytest.fixture
-async def client(rig: Rig) -> AsyncIterator[WorkflowClient]:
-    store = ValkeyStore(rig.valkey, namespace=rig.namespace)
-    yield WorkflowClient(store, poll_interval=0.1)
-    await store.close()
 
 
 @step

@@ -1,7 +1,6 @@
 """The runs of records, reached by their ids: what is sent to them, what can be told of them, and what they hold up."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -35,13 +34,6 @@ gates: dict[str, asyncio.Event] = {}
 def fresh() -> None:
     executed.clear()
     gates.clear()
-
-
-@pytest.fixture
-async def client(rig: Rig) -> AsyncIterator[WorkflowClient]:
-    store = ValkeyStore(rig.valkey, namespace=rig.namespace)
-    yield WorkflowClient(store, poll_interval=0.1)
-    await store.close()
 
 
 @step

@@ -1,7 +1,6 @@
 """A dead-lettered record is run once more by an operator: by its run's id, its place, or its dead letter."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from pyrula.workflows import (
     Retry,
     RunNotFoundError,
     TransitionRefused,
-    ValkeyStore,
     WorkflowClient,
     step,
     workflow,
@@ -34,13 +32,6 @@ def fresh() -> None:
     executed.clear()
     broken.clear()
     released.clear()
-
-
-@pytest.fixture
-async def client(rig: Rig) -> AsyncIterator[WorkflowClient]:
-    store = ValkeyStore(rig.valkey, namespace=rig.namespace)
-    yield WorkflowClient(store, poll_interval=0.1)
-    await store.close()
 
 
 @step
