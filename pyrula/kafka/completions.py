@@ -67,7 +67,7 @@ class Completions:
         elif partition.closed or run.durable:
             self._shares.count(partition, -1)
             self.completed(partition, [run.origin], [run])
-        elif run.flush is not None and not run.flush.done:
+        elif run.only_rows_to_come:
             self.rides(run)
         else:
             self._shares.count(partition, -1)
