@@ -1,7 +1,8 @@
 """What all routes share: the client, the run or the owner that a caller means, and what he may not see of others.
 
-Rules: a run of another owner is answered like one that isn't there. Idempotency keys and schedule ids of a caller who
-has an owner are that owner's own, so that they meet those of nobody else: they are kept with the owner in front.
+Rules: a run of another owner is answered like one that isn't there. An idempotency key is the run's owner's own, and a
+schedule's id that of a caller who has an owner, so that they meet those of nobody else: they are kept with the owner in
+front.
 """
 
 from collections.abc import Sequence
@@ -74,7 +75,7 @@ class Api:
 
     async def schedule(self, schedule_id: str, principal: Principal) -> ScheduleInfo:
         """One that the caller may see: of those of one id, his own. ScheduleNotFoundError."""
-        for stored_id in dict.fromkeys((scoped(schedule_id, principal), schedule_id)):
+        for stored_id in dict.fromkeys((scoped(schedule_id, principal.owner), schedule_id)):
             try:
                 found = await self.client.schedules.get(stored_id)
             except ScheduleNotFoundError:
@@ -84,9 +85,9 @@ class Api:
         raise ScheduleNotFoundError(f"no schedule has the id {schedule_id!r:.100}")
 
 
-def scoped(text: str, principal: Principal) -> str:
-    """A key or an id, apart from those of all other owners."""
-    return text if principal.owner is None else f"{_prefix(principal.owner)}{text}"
+def scoped(text: str, owner: str | None) -> str:
+    """A key or an id, apart from those of all other owners; as it is where it is nobody's."""
+    return f"{_prefix(owner)}{text}" if owner else text
 
 
 def unscoped(text: str, principal: Principal) -> str:

@@ -84,7 +84,7 @@ class RunRoutes:
         self._api.check_name(name)
         key = one_key(body.idempotency_key, header, "idempotency_key")
         owner = self._api.owner(body.owner, caller)
-        key = None if key is None else scoped(key, caller)
+        key = None if key is None else scoped(key, owner)
         try:
             if body.signal is None:
                 handle = await self._client.submit(

@@ -53,7 +53,7 @@ class ScheduleRoutes:
         if schedule_id == TAKEN:
             raise invalid("schedule_id", f"can't be {TAKEN!r}")
         made = await self._schedules.create(
-            scoped(schedule_id, caller),
+            scoped(schedule_id, caller.owner),
             body.workflow,
             body.params,
             trigger=_trigger(body.trigger),

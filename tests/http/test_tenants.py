@@ -18,7 +18,6 @@ import pytest
 
 from pyrula.http import HttpApp, Role, Token, Tokens, create_app, hash_of, new_token
 from pyrula.http.api import scoped
-from pyrula.http.tokens import Principal
 from pyrula.workflows import Every, RunStatus, WorkflowClient
 from tests.http.conftest import Site
 from tests.services.waiting import wait_until_async
@@ -68,11 +67,11 @@ async def world(site: Site) -> World:
         run = await client.submit(name, params, idempotency_key=f"key of {name}", owner="acme", metadata=SECRET)
         made.runs[str(run)] = name
         # the same key of acme's own, as its token has it
-        key = scoped("key", Principal("acme", Role.READ))
+        key = scoped("key", "acme")
         made.runs[str(await client.submit(name, params, idempotency_key=key, owner="acme", metadata=SECRET))] = name
     for run_id, name in made.runs.items():
         await client.signal(name, run_id, SECRET, SECRET) if name == "http_asks" else None
-    mine = scoped("nightly", Principal("acme", Role.READ))
+    mine = scoped("nightly", "acme")
     for schedule_id in ("weekly", mine):
         await client.schedules.create(schedule_id, "http_echo", trigger=Every(86_400), owner="acme", metadata=SECRET)
     made.schedules = ["weekly", "nightly", mine]
@@ -164,7 +163,7 @@ class Attack:
             "idempotency_key": [
                 "key",
                 *(f"key of {each}" for each in NAMES),
-                scoped("key", Principal("acme", Role.READ)),
+                scoped("key", "acme"),
             ],
             "owner": ["acme", "mallory"],
             "cursor": run_ids,
@@ -303,6 +302,26 @@ async def test_a_key_is_its_owners(world: World) -> None:
     assert [answer.status_code for answer in answers.values()] == [200, 201, 201]
     assert len({answer.json()["run_id"] for answer in answers.values()}) == 3
     assert answers["acme"].json()["run_id"] in world.runs
+
+
+async def test_a_key_is_that_of_the_owner_the_request_names(world: World) -> None:
+    """One token starts runs for several owners: each has the keys that tokens of its own have, and no others."""
+
+    async def started(token: str, owner: str) -> tuple[int, str]:
+        said = {} if token == owner else {"owner": owner}
+        headers = world.headers(token, Role.OPERATE) | {"Idempotency-Key": "key"}
+        answer = await world.http.post("/http_echo/runs", json=said, headers=headers)
+        return answer.status_code, answer.json()["run_id"]
+
+    _, for_mallory = await started("mallory", "mallory")
+    assert await started("everybody", "mallory") == (200, for_mallory)
+    for_acme = await started("everybody", "acme")
+    assert for_acme == await started("acme", "acme") == (200, for_acme[1])
+    created, for_third = await started("everybody", "third")
+    assert created == 201
+    assert await started("everybody", "third") == (200, for_third)
+    owners = {run_id: (await world.client.detail("http_echo", run_id)).owner for run_id in (for_acme[1], for_third)}
+    assert owners == {for_acme[1]: "acme", for_third: "third"}
 
 
 async def test_an_owner_is_given_by_the_token(world: World) -> None:
