@@ -56,7 +56,7 @@ class Surroundings(Protocol):
 
 
 class HeldRun:
-    """The engine's host of one run."""
+    """The engine's host of one run. `leaving_since`: when its last change first left, in monotonic seconds."""
 
     def __init__(self, claimed: ClaimedRun, around: Surroundings) -> None:
         self.claimed = claimed
@@ -66,6 +66,7 @@ class HeldRun:
         self.parked = False
         self.way_out: str | None = None
         self.since = around.clock.monotonic()
+        self.leaving_since = self.since
         self.lost: Exception | None = None
         self._around = around
         self._store = around.store
@@ -197,7 +198,7 @@ class HeldRun:
         return max(self._given, max(self._unread, default=0))
 
     async def make_sure(self, sent: float, patience: float) -> None:
-        """Before it starts: if the claim left longer ago, this process was suspended or cut off, and others may have
+        """Before it starts: if what claimed it left longer ago, this process was suspended or cut off: others may have
         taken the run for a dead worker's. Raises LeaseLost."""
         clock = self._around.clock
         while clock.monotonic() - sent > patience:
@@ -395,6 +396,7 @@ class HeldRun:
         await self.stand_still()
         if self.lost is not None:
             raise self.lost
+        self.leaving_since = self._around.clock.monotonic()
         return await self._travel(send)
 
     async def stand_still(self) -> None:

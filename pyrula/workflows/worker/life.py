@@ -141,7 +141,8 @@ class Lives:
                 self.ended.counts[held.way_out or "lost"] += 1
                 await held.close_down()
             following = await self._next_link(finished)
-            sent = self.clock.monotonic()
+            # the finish was the claim of the next link
+            sent = held.leaving_since
 
     async def _next_link(self, finished: Finished | None) -> HeldRun | None:
         if finished is None or finished.next is None:

@@ -15,6 +15,7 @@ from pyrula.workflows import (
     ConfigurationError,
     Context,
     DurableInvocationError,
+    LeaseLost,
     ManualClock,
     MemoryStore,
     StoreUnavailable,
@@ -25,7 +26,7 @@ from pyrula.workflows import (
     workflow,
 )
 from pyrula.workflows.store.messages import Change, Message
-from pyrula.workflows.store.runs import Claims, Lease
+from pyrula.workflows.store.runs import Claims, End, Finished, Lease
 from pyrula.workflows.worker.held import HeldRun
 from pyrula.workflows.worker.served import Served
 from tests.services.waiting import wait_until_async
@@ -56,6 +57,14 @@ async def two(ctx: Context, name: str) -> list[str]:
 @workflow(name="wk_wait")
 async def wait(ctx: Context) -> Any:
     return await ctx.wait_for_signal("go")
+
+
+@workflow(name="wk_chain")
+async def chain(ctx: Context, left: int) -> int:
+    await ctx.step(work, f"link {left}")
+    if left:
+        await ctx.continue_as_new({"left": left - 1})
+    return left
 
 
 @asynccontextmanager
@@ -168,6 +177,52 @@ async def test_a_worker_that_was_frozen_while_it_claimed_starts_nothing_that_oth
         worker.stop()
         await running
     assert not {name for name in calls if name.startswith(("f1", "f2")[runs.index(others_run)])}
+
+
+async def test_a_worker_that_was_frozen_while_a_run_continued_starts_no_link_that_others_have() -> None:
+    """What ends a link claims the next one, for this worker: its lease may be over before the answer is read."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    claim, finish, unread = store.claim, store.finish, store.unread
+    others = store.twin()
+    begun = clock.monotonic()
+    taken: list[str] = []
+    refused: list[str] = []
+
+    async def free(worker: str, pairs: Any, room: int) -> Claims:
+        # a frozen process doesn't claim either
+        return await claim(worker, pairs, 0 if clock.monotonic() > begun else room)
+
+    async def slow(lease: Lease, change: Change, end: End) -> Finished:
+        finished = await finish(lease, change, end)
+        if finished.next is not None:
+            clock.advance(100)
+            (beat,) = [beat for beat in await others.beats() if beat.worker == lease.worker]
+            assert await others.reap(beat) == 1
+            claims = await others.claim("another", [("wk_chain", "1")], 1)
+            taken.extend(run.lease.run_id for run in claims.runs)
+        return finished
+
+    async def asked(lease: Lease, seen: int) -> Any:
+        try:
+            return await unread(lease, seen)
+        except LeaseLost:
+            refused.append(lease.run_id)
+            raise
+
+    store.claim, store.finish, store.unread = free, slow, asked  # type: ignore[method-assign]
+    client = WorkflowClient(store.twin(), poll_interval=0.02)
+    run = await client.submit(chain, {"left": 1})
+    worker = WorkflowWorker(chain, store=store, options=WorkerOptions(claim_poll_interval=0.02), clock=clock)
+    running = asyncio.create_task(worker.run())
+    try:
+        await wait_until_async(lambda: taken and worker.stats().lost, description="the next link to be dropped")
+        assert await run.status() == "running"
+    finally:
+        worker.stop()
+        await running
+    assert refused == taken == [f"{run.run_id}~2"]
+    assert calls == {"link 1": 1}
 
 
 async def test_a_store_that_is_away_at_the_start_is_waited_for() -> None:
