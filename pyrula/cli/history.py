@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     except PyrulaError as error:
         raise Problem(str(error)) from error
     if arguments.out is None:
-        sys.stdout.write(history.to_json())
+        sys.stdout.writelines(history.pieces())
         return 0
     try:
         history.dump(arguments.out)

@@ -84,7 +84,7 @@ class Pages:
 
 async def told(client: WorkflowClient, name: str, run_id: str) -> AsyncGenerator[list[Event], None]:
     """What happened to the live link so far, in the order in which it happened, page by page."""
-    if RecordId.parse(run_id) is not None:
+    if RecordId.parse(run_id) is not None and not await client.events_of(name, run_id, limit=1):
         # its worker may have them, and not the store
         yield await client.events(name, run_id)
         return

@@ -32,6 +32,7 @@ from pyrula.workflows.codec import Fragment, dumps
 from pyrula.workflows.errors import ConfigurationError, DurableInvocationTimeout
 from pyrula.workflows.params import ParamsError
 from pyrula.workflows.store.events import Event
+from pyrula.workflows.store.history import History
 from pyrula.workflows.store.runs import Submitted as Submission
 
 __all__ = ["RunRoutes"]
@@ -164,7 +165,7 @@ class RunRoutes:
         return answer({"value": Fragment(found.value)})
 
     async def history(self, run: Run, link: Annotated[int | None, Query(ge=1, le=10**8)] = None) -> Response:
-        return Response((await run.history(link=link)).to_json(), media_type="application/json")
+        return _Rows(_encoded(await run.history(link=link)), self._api.closing)
 
 
 class _Rows(Pieces):
@@ -186,6 +187,11 @@ async def _array(
     finally:
         await pages.aclose()
     yield b"]" if before == b"," else b"[]"
+
+
+async def _encoded(history: History) -> AsyncGenerator[bytes, None]:
+    for piece in history.pieces():
+        yield piece.encode()
 
 
 def _since(text: str | None) -> datetime | timedelta | None:

@@ -4,6 +4,7 @@ The file is JSON and public (docs/formats-runs.md), with a journal row a line, s
 is written for tests that outlive releases: a later release reads the versions of earlier ones, an earlier one refuses.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ __all__ = ["FILE_VERSION", "History"]
 FILE_VERSION: Final = 1
 
 _MARK: Final = "pyrula.history"
+_PIECE: Final = 64 * 1024
 
 
 class History(NamedTuple):
@@ -37,6 +39,11 @@ class History(NamedTuple):
 
     def to_json(self) -> str:
         """The text of its file."""
+        return "".join(self.pieces())
+
+    def pieces(self) -> Iterator[str]:
+        """The text of its file, for who sends or writes a long one: whole rows, about 64 KiB at once unless one is
+        larger."""
         head = {
             "format": [_MARK, FILE_VERSION],
             "run_id": self.run_id,
@@ -49,8 +56,17 @@ class History(NamedTuple):
             "params": Fragment(self.params),
         }
         lines = [f"{dumps(key).decode()}: {dumps(value).decode()}," for key, value in head.items()]
-        rows = ",\n".join(f"  {dumps([index, Fragment(row)]).decode()}" for index, row in self.rows)
-        return "{\n" + "\n".join(lines) + f'\n"journal": [\n{rows}\n]\n}}\n'
+        yield "{\n" + "\n".join(lines) + '\n"journal": [\n'
+        before, piece, size = "", [], 0
+        for index, row in self.rows:
+            line = f"{before}  {dumps([index, Fragment(row)]).decode()}"
+            before = ",\n"
+            if size and size + len(line) > _PIECE:
+                yield "".join(piece)
+                piece, size = [], 0
+            piece.append(line)
+            size += len(line)
+        yield "".join(piece) + "\n]\n}\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, what: str = "the history") -> "History":
@@ -86,7 +102,8 @@ class History(NamedTuple):
 
     def dump(self, path: str | Path) -> None:
         """Write it to a file, over one that is there."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        with Path(path).open("w", encoding="utf-8") as file:
+            file.writelines(self.pieces())
 
     @classmethod
     def load(cls, path: str | Path) -> "History":
