@@ -13,6 +13,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, Literal
 
+from pyrula.kafka.answering import answered
 from pyrula.kafka.attended import PARK_AFTER, AttendedRun
 from pyrula.kafka.attending import AttendingStore, Leaving, Slots, Verdict
 from pyrula.kafka.away import AwayLanes
@@ -43,6 +44,8 @@ log = logging.getLogger("pyrula.kafka")
 
 POLL_SECONDS: Final = 1.0
 QUERY_SECONDS: Final = 10.0
+REPLAYS: Final = 4
+"""So many queries of a partition's ended runs are answered at the same time."""
 MOST_BYTES: Final = 4 << 20
 
 
@@ -77,6 +80,7 @@ class Addresses:
         self._looking: asyncio.Task[None] | None = None
         self._look_again = False
         self._answering: set[asyncio.Task[None]] = set()
+        self._replaying = asyncio.Semaphore(REPLAYS)
         for position, count in registered.board.items():
             if count in (ENDED, HANDED_OVER):
                 attended = self._of(position)
@@ -107,7 +111,7 @@ class Addresses:
     def on_outcome(self, run: RecordRun, outcome: Outcome) -> None:
         """A body has ended. One that is to be kept for what it returned is attended from now on."""
         if run.host is not self.partition or self.partition.binding.keep == "all":
-            self._of(run.origin.offset).on_outcome(outcome)
+            self._of(run.origin.offset).on_outcome(run, outcome)
 
     def on_failure(self, record: RawRecord, error: BaseException, run: RecordRun | None) -> None:
         """What a record's run failed with, once and for all; no run: it wasn't made one."""
@@ -268,13 +272,20 @@ class Addresses:
             return self._where(record.position, attended, run)
         if isinstance(attended, AttendedRun) and run is None:
             run = attended.run
+        if run is None and partition.is_over(record.position):
+            return await self._ask_journal(record, query)
         if run is None:
-            over = partition.is_over(record.position)
-            return encode_refusal(Failure("", "the run has ended" if over else "the run hasn't begun"))
+            return encode_refusal(Failure("", "the run hasn't begun"))
         try:
             return await run.query(query.name, query.payload)
         except LetGo:
             return encode_refusal(Failure("", "the run was let go; ask again whoever has its partition now"))
+
+    async def _ask_journal(self, record: RecordId, query: Query) -> bytes:
+        if await self._store.read_record(record, 0) is None:
+            return encode_refusal(Failure("", "the run has ended, and nothing of it is kept"))
+        async with self._replaying:
+            return await answered(self.partition.binding, await self._store.history(query.run_id), query, self._clock)
 
     def _where(self, position: int, attended: Any, run: RecordRun | None) -> bytes:
         partition = self.partition

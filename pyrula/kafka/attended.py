@@ -103,6 +103,7 @@ class AttendedRun:
         self._called = False
         self._held: tuple[RawRecord, RecordRun | None] | None = None
         self._outcome: Outcome | None = None
+        self._last: RecordRun | None = None
         self._failure: Failure | None = None
         self._end: Ending | None = None
         self._params = b""
@@ -477,8 +478,10 @@ class AttendedRun:
 
     # its end
 
-    def on_outcome(self, outcome: Outcome) -> None:
+    def on_outcome(self, run: RecordRun, outcome: Outcome) -> None:
         """Its body has ended, or was cut. If it stood still it takes its slot again, so that it can be given back."""
+        if self.partition.binding.keep == "all":
+            self._last = run
         if self._resting:
             self._awake()
             self._slots.enter(self.partition, rested=True)
@@ -540,13 +543,23 @@ class AttendedRun:
             error = encode_failure(self._failure or Failure("", "failed"))
         fields = {"error": self._failure._asdict()} if status == "failed" and self._failure is not None else {}
         self._changes.event(status, **fields)
-        params, rows = (self._params, self._rows) if status == "failed" else (b"", [])
+        params, rows = (self._params, self._rows) if status == "failed" else self._journal(status)
         flush = self._changes.end(RecordEnd(status, value, error, int(RETENTION_SECONDS) if kept else 0, params, rows))
         self.ended, self._end = True, status
         if self._has_children:
             flush.on_done(self._tell_children)
         if then is not None:
             flush.on_done(then)
+
+    def _journal(self, status: Ending) -> tuple[bytes, list[tuple[int, bytes]]]:
+        """What a query of it is answered from when it has ended so: its record with its journal, or neither."""
+        run, outcome = self._last, self._outcome
+        if run is None or outcome is None or outcome.status != status:
+            return b"", []
+        params, journal = encode_record(run.origin, self.partition.tp), run.journal
+        if len(params) > KEPT_RECORD or (journal is not None and journal.size > KEPT_JOURNAL):
+            return b"", []
+        return params, [] if journal is None else journal.rows()
 
     def _encoded(self, value: Any) -> bytes:
         workflow = self.partition.binding.workflow

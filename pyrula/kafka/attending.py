@@ -9,6 +9,7 @@ from pyrula.kafka.partition import Partition, RecordRun
 from pyrula.kafka.record import RawRecord
 from pyrula.workflows.replay.journal import Journal
 from pyrula.workflows.stamps import Stamp
+from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lanes import LaneStore
 from pyrula.workflows.store.messages import Wait
 from pyrula.workflows.store.records import RecordStore
@@ -40,6 +41,8 @@ class AttendingStore(RecordStore, LaneStore, Protocol):
     ) -> str: ...
 
     def on_change(self, run_id: str, callback: Callable[[], None]) -> Subscription: ...
+
+    async def history(self, run_id: str) -> History: ...
 
     async def submit(self, submission: Submission) -> Submitted: ...
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any, Final
 
+from pyrula.kafka.answering import answered
 from pyrula.kafka.events import EventKind, Observer, RecordEvent, tell
 from pyrula.kafka.handed_run import HandedRun
 from pyrula.kafka.held_records import HeldRecords
@@ -24,7 +25,7 @@ from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.stored_record import StoredRecord
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.errors import LeaseLost, PyrulaError, StoreError, StoreUnavailable
-from pyrula.workflows.execution import LetGo, Output, replayed
+from pyrula.workflows.execution import LetGo, Output
 from pyrula.workflows.store.messages import Wait, earliest
 from pyrula.workflows.store.payloads import Failure, encode_refusal, failure_of
 from pyrula.workflows.store.record_changes import RecordId
@@ -262,13 +263,7 @@ class HandedOverRuns:
         record, history = RecordId.parse(query.run_id), await self.store.history(query.run_id)
         assert record is not None
         pool, _ = self._pools[f"@{record.address.rpartition('-')[0]}"]
-        stored = StoredRecord.decode(history.params)
-        args, kwargs = pool.binding.arguments(stored, stored.place)
-        workflow = pool.binding.workflow
-        async with replayed(
-            workflow, query.run_id, kwargs, history.rows, args=args, clock=self.clock, attempt=history.attempt
-        ) as run:
-            return await run.query(query.name, query.payload)
+        return await answered(pool.binding, history, query, self.clock)
 
     # what held runs tell
 

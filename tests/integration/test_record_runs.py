@@ -107,6 +107,19 @@ async def fail(ctx: Context, order: str) -> str:
     raise ValueError(f"no {order}")
 
 
+@workflow(name="records.tells")
+async def tell_what_is_done(ctx: Context, order: str) -> str:
+    done: list[str] = []
+    ctx.on_query("done", lambda: done)
+    done.append(await ctx.step(note, f"{order} 1"))
+    if order == "waits":
+        await ctx.wait_for_signal("never")
+    done.append(await ctx.step(note, f"{order} 2"))
+    if order == "fails":
+        raise ValueError(f"no {order}")
+    return order
+
+
 @workflow(name="records.plain")
 async def plain(ctx: Context, order: str) -> str:
     executed.append(order)
@@ -474,6 +487,37 @@ async def test_what_is_kept(rig: Rig, client: WorkflowClient, keep: str) -> None
 
             await rig.until(gone, "the completed run to be forgotten")
     assert len(await rig.read(rig.letters)) == 1
+
+
+@pytest.mark.parametrize("keep", ["failed", "all"])
+async def test_an_ended_run_is_asked_where_its_journal_is_kept(rig: Rig, client: WorkflowClient, keep: str) -> None:
+    await rig.create()
+    await rig.produce([b"fails", b"passes", b"waits"])
+    binding = rig.binding(tell_what_is_done, keep=keep)
+    async with rig.running(binding):
+        failed = await first_run(rig, client, binding)
+        passed, waits = [await client.record_run(binding, 0, offset) for offset in (1, 2)]
+        await reaches(rig, waits, "signal_waiting")
+        assert await waits.query("done") == ["waits 1"]
+        assert await waits.cancel() == "cancelled"
+        await rig.until_committed(3)
+        assert await failed.query("done") == ["fails 1", "fails 2"]
+    steps = ["fails 1", "fails 2", "passes 1", "passes 2", "waits 1"]
+    async with rig.running(binding):
+        # another process, which has read none of them
+        assert await failed.query("done") == ["fails 1", "fails 2"]
+        with pytest.raises(QueryError, match="nothing"):
+            await failed.query("nothing")
+        if keep == "all":
+            assert await passed.query("done") == ["passes 1", "passes 2"]
+            assert await waits.query("done") == ["waits 1"]
+            assert (await passed.history()).rows
+        else:
+            with pytest.raises(RunNotFoundError):
+                await passed.query("done")
+            with pytest.raises(QueryError, match=r"its journal is not kept: Binding\(keep=\"all\"\)"):
+                await waits.query("done")
+    assert sorted(executed) == steps
 
 
 async def test_a_stopped_record_is_retried_by_hand(rig: Rig, client: WorkflowClient) -> None:

@@ -57,7 +57,8 @@ class History(NamedTuple):
         }
         lines = [f"{dumps(key).decode()}: {dumps(value).decode()}," for key, value in head.items()]
         yield "{\n" + "\n".join(lines) + '\n"journal": [\n'
-        before, piece, size = "", [], 0
+        piece: list[str] = []
+        before, size = "", 0
         for index, row in self.rows:
             line = f"{before}  {dumps([index, Fragment(row)]).decode()}"
             before = ",\n"

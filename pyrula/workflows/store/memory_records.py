@@ -135,6 +135,12 @@ class MemoryRecords(MemoryRunSender, MemoryRunHolder):
         if record is None:
             return await super().history(run_id)
         detail = await self.detail(run_id)
+        kept = self._records.runs.get(record)
+        if kept is not None and kept.ended and kept.params:
+            return History(
+                run_id, detail.name, detail.version, detail.status, kept.params, tuple(kept.rows), detail.attempt, "",
+                detail.metadata,
+            )  # fmt: skip
         rows = self.rows_of(self._records.address_of(record).registration.source, record.position)
         return History(
             run_id, detail.name, detail.version, detail.status, detail.params, rows, detail.attempt, "", detail.metadata

@@ -49,7 +49,7 @@ class RecordFinder(Protocol):
 class RecordEnd(NamedTuple):
     """How a run ended. It is kept for `seconds`; with 0 only if a client has done something to it, which is to hear.
 
-    `params` (what it is executed from) and `rows` (its journal) are kept with it, for a redrive."""
+    `params` (what it is executed from) and `rows` (its journal) are kept with it, for a redrive and for queries."""
 
     status: Literal["completed", "failed", "cancelled"]
     value: bytes

@@ -334,3 +334,14 @@ async def test_history_is_the_journal_of_that_position(rig: Rig) -> None:
     await rig.change(70, 1, rows=[(0, b"c")])
     history = await rig.other.history(str(rig.id(7)))
     assert (history.rows, history.name) == (((0, b"a"), (1, b"b")), "cart")
+
+
+async def test_the_history_of_an_ended_run_is_what_was_kept_with_its_end(rig: Rig) -> None:
+    await rig.change(7, 1, rows=[(0, b"a"), (1, b"b")])
+    await rig.end(7, 2, params=b'{"offset":7}', rows=[(0, b"a"), (2, b"c")])
+    await rig.store.pass_records(rig.registration, rig.token, 8, [7])
+    history = await rig.other.history(str(rig.id(7)))
+    assert (history.params, history.rows) == (b'{"offset":7}', ((0, b"a"), (2, b"c")))
+    assert history.status == RunStatus.COMPLETED
+    await rig.end(9, 1)
+    assert (await rig.other.history(str(rig.id(9)))).params == b"{}"

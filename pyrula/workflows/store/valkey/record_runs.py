@@ -10,7 +10,7 @@ from typing import Any
 from pyrula.workflows.errors import LeaseLost
 from pyrula.workflows.store.events import encode_event
 from pyrula.workflows.store.history import History
-from pyrula.workflows.store.lifecycle import RunStatus
+from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
 from pyrula.workflows.store.messages import MAX_UNREAD, Applied, Delivered, Message
 from pyrula.workflows.store.port import Token
 from pyrula.workflows.store.record_changes import RecordId
@@ -33,8 +33,9 @@ from pyrula.workflows.store.valkey import keys
 from pyrula.workflows.store.valkey.record_scripts import record_script
 from pyrula.workflows.store.valkey.record_wire import AddressKeys, record_keys
 from pyrula.workflows.store.valkey.run_holders import ValkeyRunHolder
-from pyrula.workflows.store.valkey.run_keys import structures
+from pyrula.workflows.store.valkey.run_keys import keys_of, structures
 from pyrula.workflows.store.valkey.run_link import check_size
+from pyrula.workflows.store.valkey.run_reading import read_rows
 from pyrula.workflows.store.valkey.run_wire import (
     message_arguments,
     read_applied,
@@ -260,6 +261,12 @@ class ValkeyRecords(ValkeyRunHolder):
         if await self._see(record, b"status") == ELSEWHERE:
             return await super().history(run_id)
         detail = await self.detail(run_id)
+        run = keys_of(self._runs.namespace, self._runs.parse(run_id))
+        if detail.status in TERMINAL and (params := await self._runs.funnel.ask(b"HGET", run.hash, b"params")):
+            kept = await read_rows(self._runs, run.journal)
+            return History(
+                run_id, detail.name, detail.version, detail.status, params, kept, detail.attempt, "", detail.metadata
+            )
         rows: dict[int, bytes] = {}
         (source,) = await self._about(record, b"source")
         prefix = keys.source_keys(self._runs.namespace, self._runs.shards, bytes.fromhex(source.decode()))[1]
