@@ -8,6 +8,7 @@ too.
 
 import asyncio
 from asyncio.tasks import _enter_task, _leave_task
+from collections import deque
 from collections.abc import Callable
 from sys import getrefcount
 from time import monotonic
@@ -23,7 +24,7 @@ from pyrula.kafka.serde import RecordError
 from pyrula.kafka.shares import Shares
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.context import Context
-from pyrula.workflows.execution import COMPLETED, Outcome, makes_tasks
+from pyrula.workflows.execution import COMPLETED, UNTIL_DURABLE, Outcome, makes_tasks
 
 __all__ = ["Bodies"]
 
@@ -58,8 +59,9 @@ class Bodies:
         """One that is free. None: there will be in the loop's next turn."""
         return self._crew.take(self._shares.limit + self._shares.resting)
 
-    def start(self, partition: Partition, most: int, room: int, replayer: Replayer, deadline: float) -> int:
-        """Take up to `most` heads of the partition, while fewer than `room` of them are in flight. How many it took."""
+    def start(self, partition: Partition, most: int, room: int, replayer: Replayer, until: float) -> int:
+        """Take up to `most` heads of the partition, while fewer than `room` of them are in flight, and none after
+        `until`. How many it took."""
         loop, ready, beginnings = self._loop, partition.lanes.ready, self._beginnings
         busy, arguments, tp = beginnings.busy_lanes, self._arguments, partition.tp
         journal, with_tasks = partition.journal, makes_tasks(self._workflow)
@@ -67,7 +69,6 @@ class Bodies:
         done: list[RawRecord] = []
         told: list[RecordRun] = []
         taken = more = 0
-        fresh: RecordRun | None = None
         present: Replayer | None = replayer
         _enter_task(loop, replayer.task)
         try:
@@ -84,49 +85,48 @@ class Bodies:
                     elif type(head) is RecordRun or with_tasks or (journal and head.offset in journal):
                         self._begin_now(partition, head, present)
                     else:
-                        if fresh is None:
-                            fresh = self._new_run(partition)
-                            context = Context(fresh)
+                        context = present.context
+                        if (
+                            context is None
+                            or getrefcount(context) != _KEPT_BY_NOBODY
+                            or getrefcount(run := present.run) != _KEPT_BY_ITS_CONTEXT
+                        ):
+                            run = present.run = self._new_run(partition)
+                            context = present.context = Context(run)
                         else:
-                            fresh.stopped, fresh.straight = None, True
-                            if fresh.machine is not None:
-                                fresh.machine = fresh.journal = fresh.flush = fresh.row_end = None
-                        fresh.args, fresh.kwargs = arguments(head, tp)
-                        fresh.origin = head
-                        fresh.started = began = monotonic()
-                        outcome = fresh.start_straight(context, present)
-                        if outcome is COMPLETED and plain and (fresh.machine is None or fresh.only_rows_to_come):
-                            if fresh.machine is None:
-                                more -= 1
-                                done.append(head)
-                                if telling:
-                                    told.append(fresh)
-                            else:
-                                self._completions.rides(fresh)
-                            if not (
-                                getrefcount(fresh) == _BY_CONTEXT_TOO
-                                and getrefcount(context) == _BY_ONE_NAME
-                                and fresh.alarms is None
-                            ):
-                                fresh = None
+                            run.stopped, run.straight = None, True
+                            if run.machine is not None:
+                                run.machine = run.journal = run.flush = run.row_end = None
+                            if run.partition is not partition:
+                                run.host = run.partition = partition
+                        run.args, run.kwargs = arguments(head, tp)
+                        run.origin = head
+                        run.started = began = monotonic()
+                        outcome = run.start_straight(context, present)
+                        if outcome is COMPLETED and run.machine is None and plain:
+                            more -= 1
+                            done.append(head)
+                            if telling:
+                                told.append(run)
+                            if run.alarms is not None:
+                                present.context = None
                         else:
-                            run, fresh = fresh, None
                             self._begun(run, outcome, present)
-                        if began > deadline:
+                        if began > until:
                             most = taken
                 except Exception as error:  # noqa: BLE001 - one record must not end the pass
-                    fresh = None
+                    present.context = None
                     self._failed_to_run(partition, head, error)
-                if present.run is not None or present.called.done():
+                if present.busy or present.called.done():
                     _leave_task(loop, present.task)
-                    self._crew.give_back(present)
                     present = self.replayer()
                     if present is not None:
                         _enter_task(loop, present.task)
         finally:
             if present is not None:
                 _leave_task(loop, present.task)
-                self._crew.give_back(present)
+                if not present.busy:
+                    self._crew.give_back(present)
             if more:
                 self._shares.count(partition, more)
             if done:
@@ -147,16 +147,25 @@ class Bodies:
 
     def _begin_now(self, partition: Partition, head: Any, replayer: Replayer) -> None:
         run = head if type(head) is RecordRun else self._new_run(partition, head)
+        replayer.context = None
         self._begun(run, run.start(replayer), replayer)
 
     def _begun(self, run: RecordRun, outcome: Outcome | None, replayer: Replayer) -> None:
         """The body has ended, or waits."""
-        if outcome is not None:
+        if outcome is None:
+            self._keep(run, replayer)
+            self._wait(run, replayer)
+        elif outcome is not COMPLETED or run.partition.marked or not self._completions.rides(run):
+            replayer.context = None
             self._ended(run, outcome)
-            return
+        elif run.alarms is not None:
+            replayer.context = None
+
+    def _keep(self, run: RecordRun, replayer: Replayer) -> None:
+        """The body has suspended."""
         replayer.run = run
+        replayer.busy = True
         run.partition.running[run.origin.offset] = run
-        self._wait(run, replayer)
 
     def _begin_later(self, partition: Partition, head: Any, replayer: Replayer) -> None:
         """The replayer's task waits for what the head has to wait for."""
@@ -173,12 +182,12 @@ class Bodies:
             if attended is not None and run.host is partition:
                 attended.begin(run)
             run.resumable = False
+            replayer.context = None
             outcome = run.start(replayer)
             if outcome is not None:
                 self._ended(run, outcome)
             else:
-                replayer.run = run
-                partition.running[run.origin.offset] = run
+                self._keep(run, replayer)
         except Exception as error:  # noqa: BLE001 - one record must not end the replayer
             self._failed_to_run(partition, head, error)
         except BaseException:
@@ -195,7 +204,7 @@ class Bodies:
 
     def _wait(self, run: RecordRun, replayer: Replayer) -> None:
         """The body waits: for its rows, or for something that its replayer's task has to wait for."""
-        if run.awaits_rows:
+        if run.drive is not None and replayer.yielded is UNTIL_DURABLE and run.stopped is None:
             flush = run.flush
             assert flush is not None
             run.rides = flush
@@ -204,48 +213,53 @@ class Bodies:
             else:
                 flush.riders.append(run)
             return
+        replayer.context = None
         run.resumable = False
         if run.crew is not None and run.drive is not None and run.unfinished is None:
             run.drive.mark()
         replayer.call()
 
-    def go_on(self, run: RecordRun) -> bool:
-        """Let a body go on whose rows are durable, or never will be. False if its replayer's task sees to it."""
-        replayer = run.drive
-        assert type(replayer) is Replayer or replayer is None
-        if replayer is None or run.rides is None or run.stopped is not None or replayer.called.done():
-            return False
-        flush, run.rides = run.rides, None
-        try:
-            _enter_task(self._loop, replayer.task)
+    def go_on(self, rested: deque[RecordRun], most: int, until: float) -> int:
+        """Let bodies go on whose rows are durable, or never will be: up to `most`, and none after `until`. How many
+        did."""
+        loop, went = self._loop, 0
+        while rested and went < most and monotonic() <= until:
+            run = rested.popleft()
+            replayer: Any = run.drive
+            if replayer is None or run.rides is None or run.stopped is not None or replayer.called.done():
+                continue  # the replayer's task sees to it
+            went += 1
+            flush, run.rides = run.rides, None
             try:
-                outcome = run.resume(flush.error)
-            finally:
-                _leave_task(self._loop, replayer.task)
-            if outcome is None:
-                self._wait(run, replayer)
-            else:
-                self._leaves(run, replayer)
-                self._ended(run, outcome)
-        except Exception as error:  # noqa: BLE001 - one record must not end the pass
-            self._broken(run, replayer, error)
-        return True
+                _enter_task(loop, replayer.task)
+                try:
+                    outcome = run.resume(flush.error)
+                finally:
+                    _leave_task(loop, replayer.task)
+                if outcome is None:
+                    self._wait(run, replayer)
+                else:
+                    self._leaves(run, replayer)
+                    self._begun(run, outcome, replayer)
+            except Exception as error:  # noqa: BLE001 - one record must not end the pass
+                self._broken(run, replayer, error)
+        return went
 
     def _leaves(self, run: RecordRun, replayer: Replayer) -> None:
         """The body has ended."""
         run.partition.running.pop(run.origin.offset, None)
-        replayer.run = None
         self._crew.give_back(replayer)
 
     def _broken(self, run: RecordRun, replayer: Replayer, error: Exception) -> None:
+        replayer.context = None
         self._beginnings.unmark(run.partition, run.origin)
-        if replayer.run is run:
+        if replayer.busy and replayer.run is run:
             self._leaves(run, replayer)
         self._endings.broken(run.partition, run.origin, error)
 
     async def _carry(self, run: RecordRun, replayer: Replayer, cancelled: asyncio.CancelledError | None) -> None:
         """See a run to its end, by waiting for whatever it waits for."""
-        run.rides = None
+        replayer.context = run.rides = None
         try:
             outcome = await (run.finish(cancelled) if self._run_timeout is None else self._limited(run, cancelled))
             self._leaves(run, replayer)
@@ -286,5 +300,6 @@ def _references() -> int:
     return getrefcount(one)
 
 
-_BY_ONE_NAME: Final = _references()
-_BY_CONTEXT_TOO: Final = _BY_ONE_NAME + 1
+# A replayer has them, and they have a name where they are counted.
+_KEPT_BY_NOBODY: Final = _references() + 1
+_KEPT_BY_ITS_CONTEXT: Final = _KEPT_BY_NOBODY + 1

@@ -67,21 +67,30 @@ class Completions:
         elif partition.closed or run.durable:
             self._shares.count(partition, -1)
             self.completed(partition, [run.origin], [run])
-        elif run.only_rows_to_come:
-            self.rides(run)
-        else:
+        elif not self.rides(run):
             self._shares.count(partition, -1)
             self._offer(partition)
 
-    def rides(self, run: RecordRun) -> None:
-        """Nothing is to come of the run but its rows: its record is done with their flush, the run may be another's."""
-        flush = run.flush
-        assert flush is not None
+    def rides(self, run: RecordRun) -> bool:
+        """Whether nothing is to come of a run whose body has completed but its rows. Then its record is done with their
+        flush, and the run may be another's."""
+        flush, partition = run.flush, run.partition
+        if (
+            flush is None
+            or flush.done
+            or run.outputs is not None
+            or not self.plain
+            or run.host is not partition
+            or run.leftovers
+            or partition.closed
+        ):
+            return False
         if self.told is None:
             flush.riders.append(run.origin)
         else:
             run.rides = flush
             flush.riders.append(run)
+        return True
 
     def settled(self, partition: Partition, flush: Flush) -> list[RecordRun]:
         """A flush is settled: with bodies that had ended before it is done. Answers those that are to go on."""

@@ -62,12 +62,6 @@ class RecordRun(Execution):
         return flush is None or (flush.done and flush.error is None)
 
     @property
-    def only_rows_to_come(self) -> bool:
-        """Of a run whose body has completed: whether nothing is left to be done when they are acknowledged."""
-        flush = self.flush
-        return flush is not None and not flush.done and self.outputs is None and self.host is self.partition
-
-    @property
     def run_id(self) -> str:
         """Made from the record's place when asked for: most runs never are."""
         return self.partition.run_id(self.origin.offset)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from pyrula.kafka.partition import Partition, RecordRun
+from pyrula.workflows.context import Context
 from pyrula.workflows.execution import Drive
 
 __all__ = ["Crew", "Replayer"]
@@ -22,17 +23,20 @@ AT_ONCE: Final = 128
 class Replayer(Drive):
     """One such task.
 
-    `called` is resolved when the task has to see to `run`, which waits for more than its rows, or to `head`, which
-    can't begin yet; and cancelled when somebody cancels the task.
+    `busy` says that it has `run`, whose body has suspended; `context` is that run's, as long as both may be the next
+    record's. `called` is resolved when the task has to see to its run, as that waits for more than its rows, or to
+    `head`, which can't begin yet; and cancelled when somebody cancels the task.
     """
 
-    __slots__ = ("called", "head", "run")
+    __slots__ = ("busy", "called", "context", "head")
 
+    run: RecordRun
     called: asyncio.Future[None]
 
     def __init__(self) -> None:
         super().__init__()
-        self.run: RecordRun | None = None
+        self.busy = False
+        self.context: Context | None = None
         self.head: tuple[Partition, Head] | None = None
 
     def call(self) -> None:
@@ -78,8 +82,9 @@ class Crew:
         return None
 
     def give_back(self, replayer: Replayer) -> None:
-        """The replayer is free, unless it has a run now or its task is awake: then that says when it is."""
-        if replayer.run is None and not replayer.called.done():
+        """The replayer has nothing to do: it is free, unless its task is awake, which says then when it is."""
+        replayer.busy = False
+        if not replayer.called.done():
             self._free.append(replayer)
 
     async def _replay(self) -> None:
@@ -87,6 +92,7 @@ class Crew:
         while True:
             while replayer.task.cancelling():
                 replayer.task.uncancel()
+            replayer.reset()
             replayer.called = asyncio.get_running_loop().create_future()
             self._free.append(replayer)
             self._tell_free()
@@ -95,7 +101,7 @@ class Crew:
                 await replayer.called
             except asyncio.CancelledError as error:
                 cancelled = error
-                if replayer.run is None and replayer.head is None:
+                if not replayer.busy and replayer.head is None:
                     if self._stopped:
                         raise
                     if replayer in self._free:
@@ -106,7 +112,7 @@ class Crew:
                     await self._begin(partition, head, replayer)
                 finally:
                     replayer.head = cancelled = None
-            if replayer.run is not None:
+            if replayer.busy:
                 await self._carry(replayer.run, replayer, cancelled)
 
     async def stop(self) -> None:

@@ -168,26 +168,26 @@ class Replayers:
             return
         while self._settled:
             self._rested += self._completions.settled(*self._settled.popleft())
-        deadline = monotonic() + PASS_SECONDS
-        left = self._start(self._go_on(BURST, deadline), deadline)
-        if left <= 0:
-            self._schedule()
+        until = min(monotonic() + PASS_SECONDS, self.standing.until)
+        left = BURST - self._bodies.go_on(self._rested, BURST, until)
+        left = self._start(left, until)
+        if left <= 0 or monotonic() > until:
+            self._go_on()
 
-    def _may_act(self, now: float) -> bool:
-        """Whether the group surely still has us; else all begins anew when it has answered."""
-        if now <= self.standing.until:
-            return True
-        if not self._watching:
+    def _go_on(self) -> None:
+        """In the loop's next turn; or if the group may have gone on without us, when it has answered."""
+        if monotonic() <= self.standing.until:
+            self._schedule()
+        elif not self._watching:
             self._watching = True
             self.standing.on_change(self._on_standing)
-        return False
 
     def _on_standing(self) -> None:
         self._watching = False
         self._schedule()
 
-    def _start(self, left: int, deadline: float) -> int:
-        """Start heads of lanes, so many at most. Answers how many more there may be."""
+    def _start(self, left: int, until: float) -> int:
+        """Start heads of lanes, so many at most, and none after `until`. Answers how many more there may be."""
         rotation, full = self._rotation, 0
         while full < len(rotation) and left > 0 and not self.halted and not self.solitude.wanted:
             partition = rotation[0]
@@ -200,16 +200,13 @@ class Replayers:
                 rotation.rotate(-1)
                 full += 1
                 continue
-            now = monotonic()
-            if now > deadline:
-                return 0
-            if not self._may_act(now):
+            if monotonic() > until:
                 break
             replayer = self._bodies.replayer()
             if replayer is None:
                 break
             full = 0
-            left -= self._bodies.start(partition, min(left, TURN), room, replayer, deadline)
+            left -= self._bodies.start(partition, min(left, TURN), room, replayer, until)
             if rotation and rotation[0] is partition:
                 rotation.rotate(-1)
         return left
@@ -222,15 +219,3 @@ class Replayers:
     def _on_flushed(self, partition: Partition, flush: Flush) -> None:
         self._settled.append((partition, flush))
         self._schedule()
-
-    def _go_on(self, left: int, deadline: float) -> int:
-        """Let bodies go on whose rows are durable, so many of them at most. Answers how many more there may be."""
-        rested = self._rested
-        while rested and left > 0:
-            now = monotonic()
-            if now > deadline:
-                return 0
-            if not self._may_act(now):
-                break
-            left -= self._bodies.go_on(rested.popleft())
-        return left

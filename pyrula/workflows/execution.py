@@ -76,7 +76,7 @@ class Execution(Attended):
         """Runs the body until it suspends. Its outcome if it ended before that, else `finish()` has to be awaited in
         the same task, whose `drive` may be given.
 
-        While it `awaits_rows` a host that made it `resumable` may call `resume()` instead.
+        While the body waits UNTIL_DURABLE, a host that made the run `resumable` may call `resume()` instead.
         """
         if self.stopped is not None:
             return self._stopped()
@@ -102,11 +102,11 @@ class Execution(Attended):
         (`machine`) and armed no timer (`alarms`), and nobody has kept run or context, then these may be another run's:
         its host sets what is another's, and `stopped` and `straight` back, and starts it.
         """
-        variables = copy_context()
+        enter = copy_context().run
         self.body = body = _call(self, context)
         steps = body.__await__()
         try:
-            yielded = variables.run(next, steps, ENDED)
+            yielded = enter(next, steps, ENDED)
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -114,7 +114,7 @@ class Execution(Attended):
         else:
             if yielded is not ENDED:
                 self.drive = drive = drive or Drive()
-                drive.take(self, steps, variables, yielded)
+                drive.take(self, steps, enter, yielded)
                 if self.desk is not None:
                     self.look()
                 return None
@@ -124,13 +124,8 @@ class Execution(Attended):
         self.unfinished = self._crew_ends(outcome)
         return None
 
-    @property
-    def awaits_rows(self) -> bool:
-        """Whether the body waits for nothing but its rows, so that its host may go on with it."""
-        return self.drive is not None and self.drive.yielded is UNTIL_DURABLE and self.stopped is None
-
     def resume(self, error: Exception | None = None) -> Outcome | None:
-        """Goes on with a body that `awaits_rows`: they are durable, or will never be, for the reason given.
+        """Goes on with a body that waits for its rows: they are durable, or will never be, for the reason given.
 
         The task that the run was started in has to be the loop's present one. The answer is that of `start()`.
         """
@@ -138,7 +133,10 @@ class Execution(Attended):
         assert drive is not None
         raised: BaseException | None = None
         try:
-            if drive.go_on(error) is not ENDED:
+            drive.yielded = yielded = drive.enter(next, drive.steps, ENDED) if error is None else drive.throw(error)
+            if drive.task.cancelling():
+                drive.count_own()
+            if yielded is not ENDED:
                 return None
         except BaseException as error:
             if is_interrupt(error):
@@ -147,7 +145,7 @@ class Execution(Attended):
         if self.crew is not None:
             self.unfinished = self._ended(drive, raised)
             return None
-        self.drive = None
+        self.drive = drive.enter = None
         if self._remains is not None:
             self.leftovers = self._remains.alive()
         return self._returned() if raised is None else self._raised(raised)

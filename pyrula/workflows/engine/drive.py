@@ -1,7 +1,7 @@
 """Drives suspended bodies by hand, and gets rid of one whose run is cut.
 
-A body goes on either in its task, which awaits `carry`, or by `go_on`, called by whoever knows that what it waits for
-has come; then the task stands for it all the same (a body may ask which task it is in, and cancel that).
+A body goes on either in its task, which awaits `carry`, or, if whoever knows that what it waits for has come makes it,
+by `Execution.resume`; then the task stands for it all the same (a body may ask which task it is in, and cancel that).
 
 A cut cancels the task and takes that back at once, so that the body sees a CancelledError where it waits. A body that
 resists three rounds is moved to a task of its own and left behind: the caller goes on whatever the body does.
@@ -35,32 +35,35 @@ class GivenUp(BaseException):
 class Drive:
     """One suspended body after the other, in one task.
 
-    `yielded` is what the body waits for. `own` counts the cancellations of the task that come from the run itself,
-    `outside` says its caller's was seen.
+    `yielded` is what the body of `run` waits for; `enter` calls in its context, and `steps` are the body. `own` counts
+    the cancellations of the task that come from the run itself, `outside` says its caller's was seen.
     """
 
     __slots__ = (
         "_base",
-        "_body",
         "_given_up",
         "_loop",
         "_marked",
         "_rounds",
-        "_run",
         "_sent",
         "_settler",
         "_thrown",
         "_timer",
-        "_variables",
+        "enter",
         "outside",
         "own",
+        "run",
+        "steps",
         "task",
         "trusted",
         "yielded",
     )
 
-    _run: Run
-    _variables: Context
+    run: Run
+    enter: Any
+    steps: Any
+    yielded: Any
+    trusted: bool
 
     def __init__(self, task: "asyncio.Task[Any] | None" = None) -> None:
         """Without a task it is the present one."""
@@ -69,32 +72,36 @@ class Drive:
         self.task = task
         self._loop = task.get_loop()
         self._settler = settler_of(self._loop)
+        self.reset()
 
-    def take(self, run: Run, body: Any, variables: Context, yielded: Any) -> None:
-        """The body of `run` has suspended, waiting for `yielded`; `variables` is its context."""
-        self.trusted = self._loop.get_task_factory() is self._settler.factory
-        run.straight = run.straight and self.trusted
-        self._run = run
-        self._body = body
-        self._variables = variables
-        self.yielded = yielded
-        self._base = self.task.cancelling()
-        self.own = self._sent = self._rounds = 0
+    def reset(self) -> None:
+        """Forget what became of the last body. Needed only if the task was cancelled or has awaited `carry`."""
+        self._base = self.own = self._sent = self._rounds = 0
         self._given_up = self.outside = self._marked = False
         self._thrown: BaseException | None = None
         self._timer: asyncio.Handle | None = None
 
-    def go_on(self, error: BaseException | None = None) -> Any:
-        """Lets the body go on, or raises the error in it. What it waits for next, ENDED, or its exception raised."""
-        if error is None:
-            self.yielded = self._variables.run(next, self._body, ENDED)
-        else:
-            try:
-                self.yielded = self._variables.run(self._body.throw, error)
-            except StopIteration:
-                return ENDED
+    def take(self, run: Run, steps: Any, enter: Any, yielded: Any) -> None:
+        """The body of `run` has suspended, waiting for `yielded`."""
+        self.trusted = trusted = self._loop.get_task_factory() is self._settler.factory
+        if not trusted:
+            run.straight = False
+        self.run = run
+        self.steps = steps
+        self.enter = enter
+        self.yielded = yielded
+        self._base = self.task.cancelling()
+
+    def throw(self, error: BaseException) -> Any:
+        """Raises the error in the body. What it waits for next, ENDED, or its exception raised."""
+        try:
+            return self.enter(self.steps.throw, error)
+        except StopIteration:
+            return ENDED
+
+    def count_own(self) -> None:
+        """The body went on while the task stood for it: whoever cancelled that meanwhile was the body itself."""
         self.own = max(self.own, self.task.cancelling() - self._base)
-        return self.yielded
 
     @coroutine
     def carry(self, early: BaseException | None = None) -> Generator[Any, Any, Any]:
@@ -102,8 +109,8 @@ class Drive:
 
         `early` cancelled the task before it came to wait for what the body waits for.
         """
-        run, enter, cancelling = self._run, self._variables.run, self.task.cancelling
-        send, throw = self._body.send, self._body.throw
+        run, enter, cancelling = self.run, self.enter, self.task.cancelling
+        send, throw = self.steps.send, self.steps.throw
         before = self._base
         yielded = self.yielded
         if early is not None and _cancels(yielded):
@@ -153,7 +160,7 @@ class Drive:
         if not isinstance(error, asyncio.CancelledError):
             return
         self._thrown = error
-        run = self._run
+        run = self.run
         others = self.task.cancelling() - self._base - self.own
         if others > 0 and run.stopped is None and run.crew is None and run.alarms is None:
             # No timer, group or time-out of the body can have done it: its caller is being cancelled.
@@ -166,7 +173,7 @@ class Drive:
         """The run has a crew from now on. If the body waits meanwhile, its wake-up is to be seen as the run's."""
         if asyncio.current_task() is not self.task:
             for _, variables in self._wakeups():
-                variables.run(RUN.set, self._run)
+                variables.run(RUN.set, self.run)
                 self._marked = True
 
     def was_cancelled(self, error: BaseException | None) -> bool:
@@ -176,7 +183,7 @@ class Drive:
         """
         if self.outside or self.task.cancelling() <= self._base + self.own:
             return self.outside
-        if self._run.crew is not None and self._run.stopped is not None:
+        if self.run.crew is not None and self.run.stopped is not None:
             return False  # the tear-down's own cancellations look the same
         one = error
         while one is not None and one is not self._thrown:
@@ -238,8 +245,8 @@ class Drive:
         while self._sent:
             self._sent -= 1
             self.task.uncancel()
-        rest = asyncio.Task(_await(_rest(self._body, self._variables, yielded)), loop=self._loop, context=Context())
-        abandon(self._run, rest, yielded, f"its body still runs after it was asked to end {ROUNDS} times")
+        rest = asyncio.Task(_await(_rest(self.steps, self.enter, yielded)), loop=self._loop, context=Context())
+        abandon(self.run, rest, yielded, f"its body still runs after it was asked to end {ROUNDS} times")
         return GivenUp()
 
 
@@ -254,9 +261,9 @@ async def _await(rest: Any) -> None:
 
 
 @coroutine
-def _rest(body: Any, variables: Context, yielded: Any) -> Generator[Any, Any, Any]:
+def _rest(steps: Any, enter: Any, yielded: Any) -> Generator[Any, Any, Any]:
     """The rest of a body that was left behind."""
-    enter, send, throw = variables.run, body.send, body.throw
+    send, throw = steps.send, steps.throw
     try:
         while True:
             if hasattr(yielded, "_asyncio_future_blocking"):

@@ -18,9 +18,14 @@ class DriveLike(Protocol):
     trusted: bool
     own: int
     yielded: Any
+    steps: Any
+    enter: Any
 
-    def go_on(self, error: BaseException | None = None) -> Any:
-        """Lets the body go on; what it waits for next, or ENDED."""
+    def throw(self, error: BaseException) -> Any:
+        """Raises the error in the body; what it waits for next, or ENDED."""
+
+    def count_own(self) -> None:
+        """The body went on while the task stood for it."""
 
     def carry(self, early: BaseException | None = None) -> Awaitable[Any]:
         """Awaits the body to its end."""

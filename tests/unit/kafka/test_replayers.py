@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context as Variables
 from contextvars import ContextVar, copy_context
 from typing import Any, cast
@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
-from pyrula.kafka import bodies, replayers
+from pyrula.kafka import replayers
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.buffer import Bounds
 from pyrula.kafka.endings import RunEndings
@@ -237,13 +237,13 @@ async def test_nothing_starts_or_goes_on_while_the_group_may_have_gone_on() -> N
 def made_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each run that is made; a pass ends early on no machine."""
     made: list[int] = []
+    make = RecordRun.__init__
 
-    class Counted(RecordRun):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            made.append(1)
-            super().__init__(*args, **kwargs)
+    def count(run: RecordRun, *args: Any, **kwargs: Any) -> None:
+        made.append(1)
+        make(run, *args, **kwargs)
 
-    monkeypatch.setattr(bodies, "RecordRun", Counted)
+    monkeypatch.setattr(RecordRun, "__init__", count)
     monkeypatch.setattr(replayers, "PASS_SECONDS", 60.0)
     return made
 
@@ -280,6 +280,76 @@ async def test_bodies_that_wait_for_their_rows_alone_share_a_run(made_runs: list
         entry, witnessed = decode_row(data)
         assert entry.value == b"%d" % at
         assert witnessed == str(PrintParts(0, crc32(b"%d" % at), crc32(b"%d" % at)))
+
+
+async def test_bodies_of_several_steps_have_the_runs_of_those_that_have_ended(made_runs: list[int]) -> None:
+    async def body(ctx: Context, number: int) -> None:
+        for at in range(3):
+            assert await ctx.step(echo, number + at) == number + at
+
+    async with rig(body, concurrency=5) as made:
+        made.feed(60)
+        await made.until(lambda: made.done == 60)
+        assert made.partition.tracker.committable() == 60
+    assert len(made_runs) <= 5 + 1
+    assert sorted((at, index) for at, index, _ in made.rows) == [(at, index) for at in range(60) for index in range(3)]
+    for at, index, data in made.rows:
+        entry, witnessed = decode_row(data)
+        assert (entry.op, entry.value) == (str(index + 1), b"%d" % (at + index))
+        assert witnessed == str(PrintParts(0, crc32(b"%d" % at), crc32(b"%d" % at)))
+
+
+async def test_what_is_left_of_a_body_of_several_steps_knows_its_own_run(made_runs: list[int]) -> None:
+    kept: dict[int, Context] = {}
+    left: dict[int, Variables] = {}
+    late: dict[int, int] = {}
+
+    async def body(ctx: Context, number: int) -> None:
+        await ctx.step(echo, number)
+        await ctx.step(echo, number)
+        if number % 4 == 0:
+            kept[number] = ctx
+        elif number % 4 == 1:
+            left[number] = copy_context()
+        elif number % 4 == 2:
+            asyncio.get_running_loop().call_soon(
+                lambda: late.update({number: cast(RecordRun, RUN.get()).origin.offset})
+            )
+
+    async with rig(body) as made:
+        made.feed(80)
+        await made.until(lambda: made.done == 80 and len(late) == 20)
+        assert {number: ctx.record.offset for number, ctx in kept.items()} == {n: n for n in range(0, 80, 4)}
+        assert {n: cast(RecordRun, one[RUN]).origin.offset for n, one in left.items()} == {
+            n: n for n in range(1, 80, 4)
+        }
+        assert late == {number: number for number in range(2, 80, 4)}
+    assert len(made_runs) >= 40
+
+
+async def test_a_run_that_was_cut_or_has_failed_is_no_other_records_run() -> None:
+    seen: list[tuple[int, Any]] = []
+
+    async def body(ctx: Context, number: int) -> None:
+        await ctx.step(echo, number)
+        seen.append((ctx.record.offset, await ctx.step(echo, number)))
+        if number % 3 == 0:
+            raise ValueError(number)
+        if number % 3 == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await ctx.step(echo, number)
+            task.uncancel()
+
+    async with rig(body) as made:
+        made.pool.binding.on_failure = "skip"
+        made.feed(60)
+        await made.until(lambda: made.done + made.pool.stats.skipped == 60)
+        assert made.pool.stats.skipped == 20
+        assert made.partition.tracker.committable() == 60
+    assert sorted(seen) == [(number, number) for number in range(60)]
 
 
 async def test_a_run_that_a_body_keeps_while_its_row_is_on_its_way_is_no_other_records_run() -> None:
