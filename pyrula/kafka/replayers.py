@@ -26,8 +26,9 @@ from pyrula.workflows.clock import Clock
 from pyrula.workflows.group_commit import Flush
 
 # After so many bodies in one go, or so many seconds, the loop's other tasks run (fetches, heartbeats, flushes). With
-# too few of them the cost of a flush is shared by few rows, with too many nothing is done while a flush is under way.
-BURST = 128
+# too few of them the cost of a flush is shared by few rows. With too many, most of the slots' rows leave in one flush:
+# few slots are left for what could be done while it is under way.
+BURST = 64
 PASS_SECONDS = 0.005
 # Records of one partition served before the next partition's turn.
 TURN = 64

@@ -72,14 +72,35 @@ def append(script: Script, source_key: bytes, prefix: bytes, batch: Batch, sendi
 
 
 def _group(rows: Sequence[tuple[int, int, bytes]]) -> list[_Group]:
+    if not rows:
+        return []
+    positions, indexes, values = zip(*rows, strict=True)
+    if all(values):
+        plain = _plain(rows, positions, indexes, values)
+        return _by_bucket(rows, _set) if plain is None else [plain]
     # Order matters only between rows of one field, so rows of one kind gather by bucket; a change of kind (rare:
     # deletions come with a retry) starts the gathering anew.
-    if b"" not in [data for _, _, data in rows]:
-        return _by_bucket(rows, _set)
     groups: list[_Group] = []
     for deleted, some in groupby(rows, key=lambda row: not row[2]):
         groups += _by_bucket(list(some), _delete if deleted else _set)
     return groups
+
+
+def _plain(
+    rows: Sequence[tuple[int, int, bytes]],
+    positions: Sequence[int],
+    indexes: Sequence[int],
+    values: Sequence[bytes],
+) -> _Group | None:
+    """Nearly all batches: rows to set, of one bucket, with field names of one length."""
+    first, last = min(positions), max(positions)
+    bucket = first >> BUCKET_BITS
+    shortest, longest = b"%d.0" % first, b"%d.%d" % (last, max(indexes))
+    if bucket != last >> BUCKET_BITS or min(indexes) < 0 or len(shortest) != len(longest):
+        return None
+    row = b"$%d\r\n%%d.%%d\r\n$%%d\r\n%%b\r\n" % len(longest)
+    packed = [row % (position, index, len(value), value) for position, index, value in rows]
+    return _Group(bucket, len(rows), sum(map(len, values)), b"".join(packed))
 
 
 def _by_bucket(

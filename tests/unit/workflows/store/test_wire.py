@@ -56,9 +56,17 @@ def run(arguments: list[bytes]) -> dict[tuple[int, int], bytes]:
 positions = st.integers(0, 5000) | st.integers(2**52, 2**53 - 1)
 data = st.binary(max_size=5) | st.sampled_from([b"", b"\r\n$1\r\n", b"x" * 300])
 rows_of_batches = st.lists(st.tuples(positions, st.integers(0, 3), data), max_size=60)
+# No row is deleted, and the names of the fields have one length or several.
+rows_of_a_bucket = st.sampled_from([2, 9, 99, 999, 9_999]).flatmap(
+    lambda first: st.lists(
+        st.tuples(st.integers(first, first + 3), st.integers(0, 3) | st.integers(-2, 12), st.binary(min_size=1)),
+        min_size=1,
+        max_size=8,
+    )
+)
 
 
-@given(rows_of_batches)
+@given(rows_of_batches | rows_of_a_bucket)
 def test_rows_arrive_whole_and_take_effect_in_order(rows: list[tuple[int, int, bytes]]) -> None:
     batch = Batch(b"s" * 16, Token(1, 2), rows, 5, b"wit\r\nness")
     arguments = parse(wire.append(APPEND, b"source", b"j:", batch, b"sender.7", 60))
