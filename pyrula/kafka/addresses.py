@@ -14,12 +14,13 @@ from time import monotonic
 from typing import Any, Final, Literal
 
 from pyrula.kafka.answering import answered
-from pyrula.kafka.attended import PARK_AFTER, AttendedRun
+from pyrula.kafka.attended import AttendedRun
 from pyrula.kafka.attending import AttendingStore, Leaving, Slots, Verdict
 from pyrula.kafka.away import AwayLanes
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.partition import Partition, RecordRun
 from pyrula.kafka.record import RawRecord, address_of, served_name
+from pyrula.kafka.run_host import PARK_AFTER
 from pyrula.kafka.settling import Settling
 from pyrula.kafka.stored_record import encode_record
 from pyrula.workflows.clock import Clock
@@ -92,9 +93,10 @@ class Addresses:
     def _of(self, position: int) -> AttendedRun:
         attended = self.partition.addressed.get(position)
         if attended is None:
-            attended = AttendedRun(self.partition, position, self._store, self._slots, self._verdict, self._clock)
-            if self._hands_over:
-                attended.departure = self._hand_over
+            departure = self._hand_over if self._hands_over else None
+            attended = AttendedRun(
+                self.partition, position, self._store, self._slots, self._verdict, self._clock, departure
+            )
             self.partition.addressed[position] = attended
             self._counts.setdefault(position, 0)
         assert isinstance(attended, AttendedRun)
@@ -120,10 +122,9 @@ class Addresses:
 
     def retry_later(self, run: RecordRun, delay: float) -> bool:
         """Whether the next round of a run is left to the store: a long delay, where it may be handed over."""
-        attended = self._of(run.origin.offset) if delay > PARK_AFTER and self._hands_over else None
-        if attended is None or attended.departure is None:
+        if delay <= PARK_AFTER or not self._hands_over:
             return False
-        attended.retry_later(run, delay)
+        self._of(run.origin.offset).retry_later(run, delay)
         return True
 
     def hold(self, record: RawRecord, text: str, run: RecordRun | None) -> None:
@@ -135,12 +136,11 @@ class Addresses:
     ) -> bool:
         """Whether a record's run that failed once and for all, and its lane with it, may be left to the store; then
         `then` is told whether it has it. No run: it was not made one."""
-        attended = self._of(record.offset) if self._hands_over else None
-        if attended is None or attended.departure is None:
+        if not self._hands_over:
             return False
         journal = None if run is None or run.journal is None else Journal.load(rows_for_retry(run.journal, error))
         failure = encode_failure(failure_of(error))
-        attended.block(Leaving(record, max(attempt, 1), 0, journal, failure=failure), then)
+        self._of(record.offset).block(Leaving(record, max(attempt, 1), 0, journal, failure=failure), then)
         return True
 
     async def _hand_over(self, leaving: Leaving) -> HandedOver:
