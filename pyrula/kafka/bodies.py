@@ -65,7 +65,7 @@ class Bodies:
         loop, ready, beginnings = self._loop, partition.lanes.ready, self._beginnings
         busy, arguments, tp = beginnings.busy_lanes, self._arguments, partition.tp
         journal, with_tasks = partition.journal, makes_tasks(self._workflow)
-        plain, telling = self._completions.plain, self._completions.told is not None
+        plain, telling, rides = self._completions.plain, self._completions.told is not None, self._completions.rides
         done: list[RawRecord] = []
         told: list[RecordRun] = []
         taken = more = 0
@@ -103,15 +103,17 @@ class Bodies:
                         run.origin = head
                         run.started = began = monotonic()
                         outcome = run.start_straight(context, present)
-                        if outcome is COMPLETED and run.machine is None and plain:
+                        if outcome is not COMPLETED:
+                            self._begun(run, outcome, present)
+                        elif run.machine is None and plain:
                             more -= 1
                             done.append(head)
                             if telling:
                                 told.append(run)
-                            if run.alarms is not None:
-                                present.context = None
-                        else:
+                        elif not rides(run):
                             self._begun(run, outcome, present)
+                        if run.alarms is not None:
+                            present.context = None
                         if began > until:
                             most = taken
                 except Exception as error:  # noqa: BLE001 - one record must not end the pass
@@ -155,11 +157,9 @@ class Bodies:
         if outcome is None:
             self._keep(run, replayer)
             self._wait(run, replayer)
-        elif outcome is not COMPLETED or run.partition.marked or not self._completions.rides(run):
+        else:
             replayer.context = None
             self._ended(run, outcome)
-        elif run.alarms is not None:
-            replayer.context = None
 
     def _keep(self, run: RecordRun, replayer: Replayer) -> None:
         """The body has suspended."""
@@ -222,7 +222,7 @@ class Bodies:
     def go_on(self, rested: deque[RecordRun], most: int, until: float) -> int:
         """Let bodies go on whose rows are durable, or never will be: up to `most`, and none after `until`. How many
         did."""
-        loop, went = self._loop, 0
+        loop, rides, went = self._loop, self._completions.rides, 0
         while rested and went < most and monotonic() <= until:
             run = rested.popleft()
             replayer: Any = run.drive
@@ -240,7 +240,8 @@ class Bodies:
                     self._wait(run, replayer)
                 else:
                     self._leaves(run, replayer)
-                    self._begun(run, outcome, replayer)
+                    if outcome is not COMPLETED or run.alarms is not None or run.partition.marked or not rides(run):
+                        self._begun(run, outcome, replayer)
             except Exception as error:  # noqa: BLE001 - one record must not end the pass
                 self._broken(run, replayer, error)
         return went

@@ -5,11 +5,12 @@ the caller's context stays as it was. A body that never suspends costs no turn o
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Generator, Iterable
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from math import inf
+from types import coroutine
 from typing import Any
 from weakref import finalize
 
@@ -104,9 +105,8 @@ class Execution(Attended):
         """
         enter = copy_context().run
         self.body = body = _call(self, context)
-        steps = body.__await__()
         try:
-            yielded = enter(next, steps, ENDED)
+            yielded = enter(next, body, ENDED)
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -114,7 +114,7 @@ class Execution(Attended):
         else:
             if yielded is not ENDED:
                 self.drive = drive = drive or Drive()
-                drive.take(self, steps, enter, yielded)
+                drive.take(self, enter, yielded)
                 if self.desk is not None:
                     self.look()
                 return None
@@ -133,7 +133,7 @@ class Execution(Attended):
         assert drive is not None
         raised: BaseException | None = None
         try:
-            drive.yielded = yielded = drive.enter(next, drive.steps, ENDED) if error is None else drive.throw(error)
+            drive.yielded = yielded = drive.enter(next, self.body, ENDED) if error is None else drive.throw(error)
             if drive.task.cancelling():
                 drive.count_own()
             if yielded is not ENDED:
@@ -309,13 +309,14 @@ class Execution(Attended):
         return Outcome(status, None, self.error if status in ("failed", "paused") else None)
 
 
-async def _call(run: Execution, context: Context) -> None:
-    """The body, in the run's own context."""
+@coroutine
+def _call(run: Execution, context: Context) -> Generator[Any, Any, None]:
+    """The body, in the run's own context. A generator can be resumed without a wrapper, unlike a coroutine."""
     RUN.set(run)
     if run.kwargs is None:
-        value = await run.definition.fn(context, *run.args)
+        value = yield from run.definition.fn(context, *run.args)
     else:
-        value = await run.definition.fn(context, *run.args, **run.kwargs)
+        value = yield from run.definition.fn(context, *run.args, **run.kwargs)
     if run.stopped is None:
         run._result = value  # noqa: SLF001 - it is of this module's class
 

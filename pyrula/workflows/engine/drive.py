@@ -35,8 +35,8 @@ class GivenUp(BaseException):
 class Drive:
     """One suspended body after the other, in one task.
 
-    `yielded` is what the body of `run` waits for; `enter` calls in its context, and `steps` are the body. `own` counts
-    the cancellations of the task that come from the run itself, `outside` says its caller's was seen.
+    `yielded` is what the body of `run` waits for; `enter` calls in its context. `own` counts the cancellations of the
+    task that come from the run itself, `outside` says its caller's was seen.
     """
 
     __slots__ = (
@@ -53,7 +53,6 @@ class Drive:
         "outside",
         "own",
         "run",
-        "steps",
         "task",
         "trusted",
         "yielded",
@@ -61,7 +60,6 @@ class Drive:
 
     run: Run
     enter: Any
-    steps: Any
     yielded: Any
     trusted: bool
 
@@ -81,13 +79,12 @@ class Drive:
         self._thrown: BaseException | None = None
         self._timer: asyncio.Handle | None = None
 
-    def take(self, run: Run, steps: Any, enter: Any, yielded: Any) -> None:
+    def take(self, run: Run, enter: Any, yielded: Any) -> None:
         """The body of `run` has suspended, waiting for `yielded`."""
         self.trusted = trusted = self._loop.get_task_factory() is self._settler.factory
         if not trusted:
             run.straight = False
         self.run = run
-        self.steps = steps
         self.enter = enter
         self.yielded = yielded
         self._base = self.task.cancelling()
@@ -95,7 +92,7 @@ class Drive:
     def throw(self, error: BaseException) -> Any:
         """Raises the error in the body. What it waits for next, ENDED, or its exception raised."""
         try:
-            return self.enter(self.steps.throw, error)
+            return self.enter(self.run.body.throw, error)
         except StopIteration:
             return ENDED
 
@@ -110,7 +107,7 @@ class Drive:
         `early` cancelled the task before it came to wait for what the body waits for.
         """
         run, enter, cancelling = self.run, self.enter, self.task.cancelling
-        send, throw = self.steps.send, self.steps.throw
+        send, throw = run.body.send, run.body.throw
         before = self._base
         yielded = self.yielded
         if early is not None and _cancels(yielded):
@@ -245,7 +242,7 @@ class Drive:
         while self._sent:
             self._sent -= 1
             self.task.uncancel()
-        rest = asyncio.Task(_await(_rest(self.steps, self.enter, yielded)), loop=self._loop, context=Context())
+        rest = asyncio.Task(_await(_rest(self.run.body, self.enter, yielded)), loop=self._loop, context=Context())
         abandon(self.run, rest, yielded, f"its body still runs after it was asked to end {ROUNDS} times")
         return GivenUp()
 
@@ -261,9 +258,9 @@ async def _await(rest: Any) -> None:
 
 
 @coroutine
-def _rest(steps: Any, enter: Any, yielded: Any) -> Generator[Any, Any, Any]:
+def _rest(body: Any, enter: Any, yielded: Any) -> Generator[Any, Any, Any]:
     """The rest of a body that was left behind."""
-    send, throw = steps.send, steps.throw
+    send, throw = body.send, body.throw
     try:
         while True:
             if hasattr(yielded, "_asyncio_future_blocking"):

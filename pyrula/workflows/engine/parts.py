@@ -18,7 +18,6 @@ class DriveLike(Protocol):
     trusted: bool
     own: int
     yielded: Any
-    steps: Any
     enter: Any
 
     def throw(self, error: BaseException) -> Any:
