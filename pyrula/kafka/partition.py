@@ -23,7 +23,7 @@ from pyrula.kafka.done_rows import DoneRows
 from pyrula.kafka.lanes import Lanes
 from pyrula.kafka.log_witness import LogWitness
 from pyrula.kafka.offsets import OffsetTracker
-from pyrula.kafka.record import RawRecord, Record, Witness, fingerprint, run_id
+from pyrula.kafka.record import RawRecord, Record, Witness, fingerprint, run_id, witness_bytes
 from pyrula.kafka.standing import Standing
 from pyrula.workflows.batching import TriggerEvent
 from pyrula.workflows.client.trigger import TriggerStore, feed
@@ -367,7 +367,7 @@ class Partition:
         if highest is None:
             return 0, None
         self._count_journaled(highest.offset, size)
-        return highest.offset, bytes(Witness(highest.offset, fingerprint(highest)))
+        return highest.offset, witness_bytes(highest)
 
     def pruned(self, below: int) -> None:
         """The store dropped what it held under `below`."""

@@ -160,6 +160,15 @@ class Witness(NamedTuple):
         return witness
 
 
+def witness_bytes(raw: RawRecord) -> bytes:
+    """As ``bytes(Witness(raw.offset, fingerprint(raw)))``, for those who need nothing else of it."""
+    timestamp: int | None = raw.timestamp
+    key, value = raw.key, raw.value
+    flags = (_NULL_KEY if key is None else 0) | (_NULL_VALUE if value is None else 0)
+    moment = -1 if timestamp is None else timestamp
+    return _PACKED_OFFSET.pack(raw.offset) + _PACKED_PRINT.pack(flags, moment, crc32(key or b""), crc32(value or b""))
+
+
 def _prefixed(parts: Sequence[str]) -> bytes:
     """Parts with their lengths before them, so that no two lists of parts give the same bytes."""
     encoded = [part.encode() for part in parts]

@@ -17,6 +17,7 @@ from pyrula.kafka.record import (
     record_identity,
     run_id,
     stream_digest,
+    witness_bytes,
 )
 
 PLACE = ("orders", 3)
@@ -104,6 +105,14 @@ def test_a_witness_survives_its_bytes(offset: int, key: bytes | None, value: byt
     witness = Witness(offset, fingerprint(Raw(value=value, key=key, timestamp=timestamp)))
     assert len(bytes(witness)) == 25
     assert Witness.from_bytes(bytes(witness)) == witness
+
+
+@given(st.integers(0, (1 << 63) - 1), contents, contents, int64 | st.none())
+def test_the_bytes_of_a_witness_can_be_had_at_once(
+    offset: int, key: bytes | None, value: bytes | None, timestamp: int | None
+) -> None:
+    raw = Raw(value=value, key=key, timestamp=timestamp, offset=offset)
+    assert witness_bytes(raw) == bytes(Witness(offset, fingerprint(raw)))
 
 
 @given(st.binary(max_size=40) | st.binary(min_size=25, max_size=25))

@@ -1,10 +1,11 @@
 """Commands as bytes, packed here since redis-py's packing would dominate a flush. No I/O."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from pyrula.workflows.store.port import MAX_POSITION, Batch
+from pyrula.workflows.store.port import MAX_POSITION, Batch, Token
 from pyrula.workflows.store.valkey.keys import BUCKET_BITS
 from pyrula.workflows.store.valkey.scripts import Script
 
@@ -50,18 +51,19 @@ class _Group(NamedTuple):
 
 def append(script: Script, source_key: bytes, prefix: bytes, batch: Batch, sending: bytes, ttl: int) -> bytes:
     """The EVALSHA of append.lua for one batch. Raises ValueError for positions no script could compare."""
-    if not 0 <= batch.high <= MAX_POSITION:
-        raise ValueError(f"position {batch.high} is outside 0..{MAX_POSITION}")
+    high = batch.high
+    if not 0 <= high <= MAX_POSITION:
+        raise ValueError(f"position {high} is outside 0..{MAX_POSITION}")
+    told = sending, b"%d" % high, batch.witness or b""
+    group = _plain(batch.rows)
+    if group is not None:
+        bucket, rows, size, packed = group
+        before, behind = _frame(script.digest, source_key, prefix, bucket, batch.token, ttl)
+        counts = b"%d" % rows, b"%d" % size
+        return b"".join([b"*%d\r\n" % (15 + 2 * rows), before, _bulk(told), behind, _bulk(counts), packed])
     groups = _group(batch.rows)
     buckets = {bucket: place for place, bucket in enumerate(dict.fromkeys(group.bucket for group in groups), start=2)}
-    arguments = [
-        str(batch.token).encode(),
-        sending,
-        b"%d" % batch.high,
-        batch.witness or b"",
-        b"%d" % ttl,
-        b"%d" % len(groups),
-    ]
+    arguments = [str(batch.token).encode(), *told, b"%d" % ttl, b"%d" % len(groups)]
     for group in groups:
         arguments += [b"%d" % buckets[group.bucket], b"%d" % group.bucket, b"%d" % group.rows, b"%d" % group.size]
     keys = [source_key, *(b"%b%d" % (prefix, bucket) for bucket in buckets)]
@@ -71,36 +73,42 @@ def append(script: Script, source_key: bytes, prefix: bytes, batch: Batch, sendi
     return b"".join([b"*%d\r\n" % total, head, *[group.packed for group in groups]])
 
 
-def _group(rows: Sequence[tuple[int, int, bytes]]) -> list[_Group]:
+# A row to set, by how long its field's name is.
+_ROWS = [b"$%d\r\n%%d.%%d\r\n$%%d\r\n%%b\r\n" % length for length in range(len(str(MAX_POSITION)) + 3)]
+
+
+def _plain(rows: Sequence[tuple[int, int, bytes]]) -> _Group | None:
+    """Nearly all batches: rows to set, of one bucket, with field names of one length. None for others."""
     if not rows:
-        return []
+        return None
     positions, indexes, values = zip(*rows, strict=True)
-    if all(values):
-        plain = _plain(rows, positions, indexes, values)
-        return _by_bucket(rows, _set) if plain is None else [plain]
+    first, last, bucket = min(positions), max(positions), positions[0] >> BUCKET_BITS
+    digits = len(str(last))
+    if first >> BUCKET_BITS != bucket or last >> BUCKET_BITS != bucket or len(str(first)) != digits:
+        return None
+    if min(indexes) < 0 or max(indexes) > 9 or last > MAX_POSITION or not all(values):
+        return None
+    row = _ROWS[digits + 2]
+    packed = b"".join([row % (position, index, len(value), value) for position, index, value in rows])
+    return _Group(bucket, len(rows), sum(map(len, values)), packed)
+
+
+@lru_cache(maxsize=1024)
+def _frame(digest: bytes, source_key: bytes, prefix: bytes, bucket: int, token: Token, ttl: int) -> tuple[bytes, bytes]:
+    """What all plain batches of a bucket have in common: before the sending's number, and behind the witness."""
+    before = b"EVALSHA", digest, b"2", source_key, b"%b%d" % (prefix, bucket), str(token).encode()
+    return _bulk(before), _bulk([b"%d" % ttl, b"1", b"2", b"%d" % bucket])
+
+
+def _group(rows: Sequence[tuple[int, int, bytes]]) -> list[_Group]:
     # Order matters only between rows of one field, so rows of one kind gather by bucket; a change of kind (rare:
     # deletions come with a retry) starts the gathering anew.
+    if b"" not in [data for _, _, data in rows]:
+        return _by_bucket(rows, _set)
     groups: list[_Group] = []
     for deleted, some in groupby(rows, key=lambda row: not row[2]):
         groups += _by_bucket(list(some), _delete if deleted else _set)
     return groups
-
-
-def _plain(
-    rows: Sequence[tuple[int, int, bytes]],
-    positions: Sequence[int],
-    indexes: Sequence[int],
-    values: Sequence[bytes],
-) -> _Group | None:
-    """Nearly all batches: rows to set, of one bucket, with field names of one length."""
-    first, last = min(positions), max(positions)
-    bucket = first >> BUCKET_BITS
-    shortest, longest = b"%d.0" % first, b"%d.%d" % (last, max(indexes))
-    if bucket != last >> BUCKET_BITS or min(indexes) < 0 or len(shortest) != len(longest):
-        return None
-    row = b"$%d\r\n%%d.%%d\r\n$%%d\r\n%%b\r\n" % len(longest)
-    packed = [row % (position, index, len(value), value) for position, index, value in rows]
-    return _Group(bucket, len(rows), sum(map(len, values)), b"".join(packed))
 
 
 def _by_bucket(
