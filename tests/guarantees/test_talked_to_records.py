@@ -21,6 +21,7 @@ from pyrula.workflows import (
 from pyrula.workflows.client.handle import RunHandle
 from tests.services.process import WorkerProcess
 from tests.services.topics import Message, Topics
+from tests.services.waiting import wait_until_async
 
 PROGRAM = Path(__file__).parent / "programs" / "talking.py"
 RECORDS, PARTITIONS, KEYS, UPDATES, SIGNALS, KILLS = 12, 2, 6, 5, 3, 5
@@ -99,6 +100,16 @@ async def test_messages_count_once_while_workers_are_killed(
                 RunNotFoundError,
             )
             talks.append(Talk(run, random.Random(rng.random())))
+        if hands_over == "1":
+            # nothing was said yet, so the first record of each key waits in the store, and the second behind it
+            await wait_until_async(
+                lambda: queued_behind(talks), description="all to be queued", timeout=240, interval=0.2
+            )
+            for worker in workers:
+                worker.kill()
+            assert await queued_behind(talks)
+            for worker in workers:
+                worker.start()
         saying = asyncio.gather(*(talk.everything() for talk in talks))
         for _ in range(KILLS):
             await asyncio.sleep(0.5 + rng.random() * 3)
@@ -115,6 +126,17 @@ async def test_messages_count_once_while_workers_are_killed(
         for name, place in talk.answers.items():
             assert items[place - 1] == name
     in_order(log.read_text().splitlines())
+
+
+async def queued_behind(talks: list[Talk]) -> bool:
+    """Whether the second record of each key is queued in the store behind the first, which waits."""
+    for first, second in zip(talks[:KEYS], talks[KEYS:], strict=True):
+        text = (await second.run.explain()).text
+        if not text.endswith(f"1st behind run {first.run}, for which its lane waits"):
+            return False
+        if await first.run.status() != "signal_waiting":
+            return False
+    return True
 
 
 def in_order(lines: list[str]) -> None:
