@@ -94,9 +94,8 @@ class Bodies:
                             run = present.run = self._new_run(partition)
                             context = present.context = Context(run)
                         else:
-                            run.stopped, run.straight = None, True
-                            if run.machine is not None:
-                                run.machine = run.journal = run.flush = run.row_end = None
+                            run.begin_again()
+                            run.row_end = None
                             if run.partition is not partition:
                                 run.host = run.partition = partition
                         run.args, run.kwargs = arguments(head, tp)
@@ -105,7 +104,7 @@ class Bodies:
                         outcome = run.start_straight(context, present)
                         if outcome is not COMPLETED:
                             self._begun(run, outcome, present)
-                        elif run.machine is None and plain:
+                        elif run.flush is None and run.outputs is None and plain:
                             more -= 1
                             done.append(head)
                             if telling:

@@ -25,7 +25,7 @@ from pyrula.workflows.engine.crew import Crew
 from pyrula.workflows.engine.emitting import EmitOperation, emitted
 from pyrula.workflows.engine.host import Output
 from pyrula.workflows.engine.operations import InstantOperation, SleepOperation, StepOperation
-from pyrula.workflows.engine.run import RUN, Run
+from pyrula.workflows.engine.run import Run, present_run
 from pyrula.workflows.engine.talking import Talking
 from pyrula.workflows.engine.timeout import Timeout
 from pyrula.workflows.engine.triggering import Feeding, TriggerOperation, feed, read_run_id, written
@@ -71,8 +71,8 @@ class Context(Talking):
         """
         run = self._run
         definition = fn if fn.__class__ is StepDefinition else step_of(fn)
-        codec = definition.return_codec
-        if not run.straight or RUN.get() is not run:
+        codec = definition.codec or definition.return_codec
+        if not run.straight or present_run() is not run:
             await run.admit()
             if run.crew is not None:
                 return await run.crew.ask(StepOperation(definition, args, kwargs))
@@ -117,7 +117,7 @@ class Context(Talking):
         else:
             wanted = to_seconds(_at_least_0(seconds or 0), "ctx.sleep()")
         moment = None if until is None else until.timestamp()
-        if not run.straight or RUN.get() is not run:
+        if not run.straight or present_run() is not run:
             await run.admit()
             if run.crew is not None:
                 await run.crew.ask(SleepOperation("sleep", wanted, moment))
@@ -221,7 +221,7 @@ class Context(Talking):
         elif value is not None and len(value) > MAX_VALUE:
             raise SerializationError(f"{what}: the value is {len(value):,} bytes, the limit is {MAX_VALUE:,}")
         output = Output(topic, value, _key(key, what), _headers(headers), partition, _milliseconds(timestamp))
-        if not run.straight or RUN.get() is not run:
+        if not run.straight or present_run() is not run:
             await run.admit()
         if run.crew is not None:
             run.crew.count()
@@ -251,7 +251,7 @@ class Context(Talking):
         feeding = Feeding(definition, trigger_event(definition, event, event_id))
         name = definition.name
         run = self._run
-        if not run.straight or RUN.get() is not run:
+        if not run.straight or present_run() is not run:
             await run.admit()
             if run.crew is not None:
                 run_id: str | None = await run.crew.ask(TriggerOperation(feeding))
@@ -285,7 +285,7 @@ class Context(Talking):
         SerializationError for what has no form in JSON or is over 1 MiB."""
         data = encode_message(item, "the emitted item", MAX_VALUE)
         run = self._run
-        if not run.straight or RUN.get() is not run:
+        if not run.straight or present_run() is not run:
             await run.admit()
             if run.crew is not None:
                 await run.crew.ask(EmitOperation(data))
@@ -333,7 +333,7 @@ class Context(Talking):
 
     async def _instant(self, kind: str, make: Callable[[], Any]) -> Any:
         run = self._run
-        if not run.straight or RUN.get() is not run:
+        if not run.straight or present_run() is not run:
             await run.admit()
             if run.crew is not None:
                 return await run.crew.ask(InstantOperation(kind, make))

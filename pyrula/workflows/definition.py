@@ -131,6 +131,12 @@ class StepDefinition(Generic[P, R]):
     ('ch_5', 'charge', 2.0)
     """
 
+    # Every step reads some of them.
+    __slots__ = (
+        "__dict__", "__weakref__", "_hints", "codec", "fn", "inline", "is_async", "name", "retry", "timeout", "title",
+        "total_timeout",
+    )  # fmt: skip
+
     def __init__(
         self,
         fn: Callable[P, R],
@@ -151,6 +157,7 @@ class StepDefinition(Generic[P, R]):
         self.total_timeout = _seconds(total_timeout, f"{what}: total_timeout")
         self.inline = inline
         self.is_async = is_async(fn)
+        self.codec: Codec | None = None  # once it was asked for
         self._hints = hints
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -195,18 +202,24 @@ class StepDefinition(Generic[P, R]):
             changes["inline"] = inline
         return self._with(**changes)
 
-    @functools.cached_property
+    @property
     def return_codec(self) -> Codec:
         """The codec of what a call gives, awaited. ConfigurationError if that has no form in JSON."""
-        what = f"step `{self.name}`"
-        if self._hints is None:
-            return _return_codec(returned_by(self.fn, what), what)
-        return _return_codec(awaited(self.fn, self._hints.get("return", Any)), what)
+        if self.codec is None:
+            what, hints = f"step `{self.name}`", self._hints
+            returned = returned_by(self.fn, what) if hints is None else awaited(self.fn, hints.get("return", Any))
+            self.codec = _return_codec(returned, what)
+        return self.codec
 
     def _with(self, **changes: Any) -> "StepDefinition[P, R]":
         other: StepDefinition[P, R] = StepDefinition.__new__(StepDefinition)
-        other.__dict__.update(self.__dict__, **changes)
+        other.__dict__.update(self.__dict__)
+        for field in _STEP_FIELDS:
+            setattr(other, field, changes[field] if field in changes else getattr(self, field))
         return other
+
+
+_STEP_FIELDS: Final = tuple(name for name in StepDefinition.__slots__ if not name.startswith("__"))
 
 
 class _WorkflowDecorator(Protocol):

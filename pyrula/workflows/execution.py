@@ -36,7 +36,7 @@ from pyrula.workflows.engine.host import (
 from pyrula.workflows.engine.install import install, uninstall
 from pyrula.workflows.engine.parts import DriveLike
 from pyrula.workflows.engine.retry import first, without_end
-from pyrula.workflows.engine.run import RUN
+from pyrula.workflows.engine.run import RUN, enter_run
 from pyrula.workflows.errors import ConfigurationError, NonDeterminismError, RunCancelled
 from pyrula.workflows.replay.journal import Journal
 
@@ -133,7 +133,8 @@ class Execution(Attended):
         assert drive is not None
         raised: BaseException | None = None
         try:
-            drive.yielded = yielded = drive.enter(next, self.body, ENDED) if error is None else drive.throw(error)
+            enter = drive.enter
+            drive.yielded = yielded = enter(next, self.body, ENDED) if error is None else drive.throw(error)
             if drive.task.cancelling():
                 drive.count_own()
             if yielded is not ENDED:
@@ -312,7 +313,7 @@ class Execution(Attended):
 @coroutine
 def _call(run: Execution, context: Context) -> Generator[Any, Any, None]:
     """The body, in the run's own context. A generator can be resumed without a wrapper, unlike a coroutine."""
-    RUN.set(run)
+    enter_run(run)
     if run.kwargs is None:
         value = yield from run.definition.fn(context, *run.args)
     else:

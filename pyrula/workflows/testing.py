@@ -255,7 +255,7 @@ def _replaced(definition: StepDefinition[..., Any], replacement: Callable[..., A
     other.fn = replacement
     other.is_async = step_of(replacement).is_async
     other.inline = True
-    other.__dict__["return_codec"] = definition.return_codec
+    other.codec = definition.return_codec
     return other
 
 

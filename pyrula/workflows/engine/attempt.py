@@ -9,16 +9,16 @@ import logging
 from collections.abc import Callable, Generator
 from contextvars import Context, copy_context
 from inspect import isawaitable
-from types import coroutine
+from types import CoroutineType, coroutine
 from typing import Any, Final
 
 from pyrula.workflows.definition import StepDefinition
 from pyrula.workflows.engine.exits import EXITS, OwnExit, is_interrupt
 from pyrula.workflows.engine.remains import wake
-from pyrula.workflows.engine.run import RUN, Run
+from pyrula.workflows.engine.run import RUN, Run, enter_run
 from pyrula.workflows.engine.threads import Ended, call_in_thread
 
-__all__ = ["OwnExit", "TimedOut", "pause", "start"]
+__all__ = ["OwnExit", "TimedOut", "pause", "start", "start_async"]
 
 
 class TimedOut(TimeoutError):
@@ -39,10 +39,17 @@ def start(run: Run, definition: _Definition, args: Any, kwargs: Any, seconds: fl
     Either way what the attempt raised is raised, and TimedOut after `seconds`.
     """
     variables = copy_context()
-    if not definition.is_async:
-        return False, _of_sync(run, definition, variables, args, kwargs, seconds)
+    if definition.is_async:
+        return start_async(run, variables, definition.fn, args, kwargs, seconds)
+    return False, _of_sync(run, definition, variables, args, kwargs, seconds)
+
+
+def start_async(
+    run: Run, variables: Context, fn: Any, args: Any, kwargs: Any, seconds: float | None
+) -> tuple[bool, Any]:
+    """`start()` of a function that gives an awaitable, in the attempt's own context."""
     result: list[Any] = []
-    steps = _call(definition.fn, args, kwargs, result).__await__()
+    steps = _call(fn, args, kwargs, result)
     try:
         yielded = variables.run(next, steps, _ENDED)
     except _OWN_EXITS as error:
@@ -58,11 +65,15 @@ _ENDED: Final = object()
 _OWN_EXITS: Final = (asyncio.CancelledError, *EXITS)
 
 
-async def _call(fn: Any, args: Any, kwargs: Any, result: list[Any]) -> None:
+@coroutine
+def _call(fn: Any, args: Any, kwargs: Any, result: list[Any]) -> Generator[Any, Any, None]:
     """In the attempt's own context."""
-    RUN.set(None)
+    enter_run(None)
+    steps = fn(*args, **kwargs)
+    if type(steps) is not CoroutineType:
+        steps = _await(steps)
     # A result put aside costs less than one that comes with a StopIteration.
-    result.append(await fn(*args, **kwargs))
+    result.append((yield from steps))
 
 
 async def _await(awaitable: Any) -> Any:
@@ -85,17 +96,8 @@ async def _of_sync(
     if not isawaitable(value):
         return value
     # A function that isn't async but gives an awaitable.
-    result: list[Any] = []
-    steps = _call(_await, (value,), {}, result).__await__()
-    try:
-        yielded = variables.run(next, steps, _ENDED)
-    except _OWN_EXITS as error:
-        if is_interrupt(error):
-            raise
-        raise OwnExit(error) from error
-    if yielded is _ENDED:
-        return result[0]
-    return await _carry(run, variables, steps, yielded, seconds, result)
+    ended, rest = start_async(run, variables, _await, (value,), {}, seconds)
+    return rest if ended else await rest
 
 
 async def _in_thread(run: Run, definition: _Definition, call: Callable[[], Any], seconds: float | None) -> Any:

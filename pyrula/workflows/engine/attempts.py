@@ -8,12 +8,13 @@ attempt, after what is left of the delay.
 import asyncio
 import inspect
 import traceback
+from contextvars import copy_context
 from random import random
 from typing import Any, Final
 
 from pyrula.workflows.codec import Codec, dumps, loads
 from pyrula.workflows.definition import StepDefinition
-from pyrula.workflows.engine.attempt import TimedOut, pause, start
+from pyrula.workflows.engine.attempt import TimedOut, pause, start, start_async
 from pyrula.workflows.engine.host import RunHost
 from pyrula.workflows.engine.run import Run
 from pyrula.workflows.errors import SerializationError, StepError
@@ -39,11 +40,14 @@ def begin(run: Run, definition: _Definition, codec: Codec, args: Any, kwargs: An
     """The first attempt of a step of which nothing is known. Its answer, or ("begun", b"", what `perform` goes on with)
     if it hasn't ended yet or has failed."""
     try:
-        ended, value = start(run, definition, args, kwargs, definition.timeout)
+        if definition.is_async:
+            ended, value = start_async(run, copy_context(), definition.fn, args, kwargs, definition.timeout)
+        else:
+            ended, value = start(run, definition, args, kwargs, definition.timeout)
+        if not ended:
+            return "begun", b"", (value, None)
     except Exception as error:  # noqa: BLE001 - any of them is the step's failure
         return "begun", b"", (None, error)
-    if not ended:
-        return "begun", b"", (value, None)
     try:
         data, decoded = codec.encode(value, definition.title)
     except SerializationError as error:

@@ -36,11 +36,14 @@ from pyrula.workflows.model import MAX_ENTRIES, MAX_JOURNAL
 from pyrula.workflows.replay.journal import Entry, Fields, Journal
 from pyrula.workflows.replay.machine import Machine
 
-__all__ = ["RUN", "Run", "log", "under_alarm"]
+__all__ = ["RUN", "Run", "enter_run", "log", "present_run", "under_alarm"]
 
 log = logging.getLogger("pyrula.workflows")
 
 RUN: "ContextVar[Run | None]" = ContextVar("RUN", default=None)
+# Bound once: what each operation pays.
+present_run: "Final[Callable[[], Run | None]]" = RUN.get
+enter_run: "Final[Callable[[Run | None], object]]" = RUN.set
 
 
 class Run:
@@ -127,6 +130,15 @@ class Run:
         self.straight = True
         if self.desk is not None:
             self.desk.reset()
+
+    def begin_again(self) -> None:
+        """Becomes another run, whose host sets what it is given and what it has of it. Only if it began with an empty
+        journal and completed, never left its straight path, sent nothing and left nothing behind, and nobody knows it.
+        """
+        self.stopped = self.flush = None
+        self.straight = True
+        if self.machine is not None:
+            self.machine.begin_again()
 
     @property
     def error(self) -> BaseException | None:
@@ -232,7 +244,7 @@ class Run:
         """Whether an operation may be asked for by who asks: raises, or never returns, if not."""
         if self.stopped is not None:
             await self.refuse()
-        if RUN.get() is not self:
+        if present_run() is not self:
             raise PyrulaError(
                 f"run {self.run_id}: an operation on ctx was asked for outside of the run's own tasks (from a step, or "
                 "a task made with another context); await it in the body or in tasks that the body starts"

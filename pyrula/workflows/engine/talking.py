@@ -24,7 +24,7 @@ from pyrula.workflows.engine.letters import (
     SignalOperation,
     StartChildOperation,
 )
-from pyrula.workflows.engine.run import RUN, Run, log
+from pyrula.workflows.engine.run import Run, log, present_run
 from pyrula.workflows.engine.update import UpdateHandler
 from pyrula.workflows.errors import PyrulaError
 from pyrula.workflows.params import Params, encode_unchecked
@@ -100,7 +100,7 @@ class Talking:
         annotations. `validator` gets the same and refuses by raising; then nothing of the update is on record.
         """
         run = self._run
-        if RUN.get() is not run:
+        if present_run() is not run:
             raise PyrulaError(f"run {run.run_id}: ctx.on_update is called by the body, not by a step or another task")
         made = UpdateHandler(_checked(name, "an update's name"), handler, validator, copy_context(), caller())
         self._desk().updates[name] = made

@@ -71,9 +71,7 @@ Fields: TypeAlias = tuple[str, str, str, str, int | None, str | None, bytes | No
 
 def encode_row(entry: Fields, fingerprint: str | None, end: bytes | None = None) -> bytes:
     """The bytes of a row. `fingerprint` says which record it belongs to; its `row_end` may be given if it is known."""
-    kind, op, opkind, name, clock, message, value = entry
-    json = b"null" if value is None else value
-    return b"".join((_row_begin(kind, op, opkind, name, clock, message), json, end or row_end(fingerprint)))
+    return _row_begin(*entry[:6]) + (entry[6] or b"null") + (end or row_end(fingerprint))
 
 
 @lru_cache(maxsize=4096)
@@ -156,11 +154,18 @@ class Journal:
         index = self.next_index
         self.next_index = index + 1
         self._rows.append((index, entry))
-        _, _, _, name, clock, _, value = entry
-        self.size += _ROW_OVERHEAD + len(name) + (0 if value is None else len(value))
-        if clock is None:
+        self.size += _ROW_OVERHEAD + len(entry[3]) + len(entry[6] or b"")
+        if entry[4] is None:
             self._note(Entry._make(entry))
         return index
+
+    def clear(self) -> None:
+        """As it was made."""
+        self._rows = []
+        self.next_index = self.size = self.warned = 0
+        if self.notes:
+            self.notes = {}
+            self.keeps_messages = False
 
     def _note(self, entry: Entry) -> None:
         self.notes[entry.kind, entry.name if entry.kind == "patch" else entry.op] = entry

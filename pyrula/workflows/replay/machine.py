@@ -45,6 +45,12 @@ class Machine:
         self.left = len(journal.recorded)
         self.patches: dict[str, bool] | None = None
 
+    def begin_again(self) -> None:
+        """Another body, against an empty journal. Not if there were entries to replay, or several tasks."""
+        self.journal.clear()
+        self.asked = 0
+        self.patches = None
+
     waiting: dict[str, Operation]
     _given_up: set[str]
     _last: Operation | None
