@@ -194,7 +194,11 @@ async def test_bodies_whose_rows_are_refused_are_cut_and_their_slots_are_free() 
     assert went_on == []
 
 
-async def test_what_has_ended_or_can_go_on_waits_for_the_same_flush_and_not_for_the_next() -> None:
+async def test_what_has_ended_or_can_go_on_waits_for_the_same_flush_and_not_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replayers, "PASS_SECONDS", 60.0)
+
     async def body(ctx: Context, number: int) -> None:
         await ctx.step(echo, number)
         if number == 1:
