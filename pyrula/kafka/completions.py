@@ -95,17 +95,19 @@ class Completions:
     def settled(self, partition: Partition, flush: Flush) -> list[RecordRun]:
         """A flush is settled: with bodies that had ended before it is done. Answers those that are to go on."""
         riders, flush.riders = flush.riders, []
-        done, told, resting = [], [], []
-        for rider in riders:
-            if type(rider) is not RecordRun:
-                done.append(rider)
-            elif rider.rides is flush:
-                if rider.drive is None:
-                    rider.rides = None
-                    done.append(rider.origin)
-                    told.append(rider)
+        done = [rider for rider in riders if type(rider) is not RecordRun]
+        told: list[RecordRun] = []
+        resting: list[RecordRun] = []
+        if len(done) < len(riders):
+            for run in riders:
+                if type(run) is not RecordRun or run.rides is not flush:
+                    continue
+                if run.drive is not None:
+                    resting.append(run)
                 else:
-                    resting.append(rider)
+                    run.rides = None
+                    done.append(run.origin)
+                    told.append(run)
         if done:
             self._shares.count(partition, -len(done))
             if flush.error is None:
