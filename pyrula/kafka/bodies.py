@@ -148,23 +148,19 @@ class Bodies:
 
     def _begin_now(self, partition: Partition, head: Any, replayer: Replayer) -> None:
         run = head if type(head) is RecordRun else self._new_run(partition, head)
-        replayer.context = None
+        replayer.context = None  # which is not this run's
         self._begun(run, run.start(replayer), replayer)
 
     def _begun(self, run: RecordRun, outcome: Outcome | None, replayer: Replayer) -> None:
         """The body has ended, or waits."""
         if outcome is None:
-            self._keep(run, replayer)
+            replayer.run = run
+            replayer.busy = True
+            run.partition.running[run.origin.offset] = run
             self._wait(run, replayer)
         else:
             replayer.context = None
             self._ended(run, outcome)
-
-    def _keep(self, run: RecordRun, replayer: Replayer) -> None:
-        """The body has suspended."""
-        replayer.run = run
-        replayer.busy = True
-        run.partition.running[run.origin.offset] = run
 
     def _begin_later(self, partition: Partition, head: Any, replayer: Replayer) -> None:
         """The replayer's task waits for what the head has to wait for."""
@@ -181,12 +177,7 @@ class Bodies:
             if attended is not None and run.host is partition:
                 attended.begin(run)
             run.resumable = False
-            replayer.context = None
-            outcome = run.start(replayer)
-            if outcome is not None:
-                self._ended(run, outcome)
-            else:
-                self._keep(run, replayer)
+            self._begun(run, run.start(replayer), replayer)
         except Exception as error:  # noqa: BLE001 - one record must not end the replayer
             self._failed_to_run(partition, head, error)
         except BaseException:

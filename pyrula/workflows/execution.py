@@ -103,10 +103,10 @@ class Execution(Attended):
         (`machine`) and armed no timer (`alarms`), and nobody has kept run or context, then these may be another run's:
         its host sets what is another's, and `stopped` and `straight` back, and starts it.
         """
-        enter = copy_context().run
+        variables = copy_context()
         self.body = body = _call(self, context)
         try:
-            yielded = enter(next, body, ENDED)
+            yielded = variables.run(next, body, ENDED)
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -114,7 +114,7 @@ class Execution(Attended):
         else:
             if yielded is not ENDED:
                 self.drive = drive = drive or Drive()
-                drive.take(self, enter, yielded)
+                drive.take(self, variables, yielded)
                 if self.desk is not None:
                     self.look()
                 return None
@@ -133,8 +133,8 @@ class Execution(Attended):
         assert drive is not None
         raised: BaseException | None = None
         try:
-            enter = drive.enter
-            drive.yielded = yielded = enter(next, self.body, ENDED) if error is None else drive.throw(error)
+            yielded = drive.variables.run(next, self.body, ENDED) if error is None else drive.throw(error)
+            drive.yielded = yielded
             if drive.task.cancelling():
                 drive.count_own()
             if yielded is not ENDED:
@@ -146,7 +146,7 @@ class Execution(Attended):
         if self.crew is not None:
             self.unfinished = self._ended(drive, raised)
             return None
-        self.drive = drive.enter = None
+        self.drive = drive.variables = None
         if self._remains is not None:
             self.leftovers = self._remains.alive()
         return self._returned() if raised is None else self._raised(raised)

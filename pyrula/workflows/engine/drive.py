@@ -35,7 +35,7 @@ class GivenUp(BaseException):
 class Drive:
     """One suspended body after the other, in one task.
 
-    `yielded` is what the body of `run` waits for; `enter` calls in its context. `own` counts the cancellations of the
+    `yielded` is what the body of `run` waits for; `variables` is its context. `own` counts the cancellations of the
     task that come from the run itself, `outside` says its caller's was seen.
     """
 
@@ -49,17 +49,17 @@ class Drive:
         "_settler",
         "_thrown",
         "_timer",
-        "enter",
         "outside",
         "own",
         "run",
         "task",
         "trusted",
+        "variables",
         "yielded",
     )
 
     run: Run
-    enter: Any
+    variables: Any  # a Context, until the body has ended
     yielded: Any
     trusted: bool
 
@@ -79,20 +79,20 @@ class Drive:
         self._thrown: BaseException | None = None
         self._timer: asyncio.Handle | None = None
 
-    def take(self, run: Run, enter: Any, yielded: Any) -> None:
+    def take(self, run: Run, variables: Context, yielded: Any) -> None:
         """The body of `run` has suspended, waiting for `yielded`."""
         self.trusted = trusted = self._loop.get_task_factory() is self._settler.factory
         if not trusted:
             run.straight = False
         self.run = run
-        self.enter = enter
+        self.variables = variables
         self.yielded = yielded
         self._base = self.task.cancelling()
 
     def throw(self, error: BaseException) -> Any:
         """Raises the error in the body. What it waits for next, ENDED, or its exception raised."""
         try:
-            return self.enter(self.run.body.throw, error)
+            return self.variables.run(self.run.body.throw, error)
         except StopIteration:
             return ENDED
 
@@ -106,7 +106,7 @@ class Drive:
 
         `early` cancelled the task before it came to wait for what the body waits for.
         """
-        run, enter, cancelling = self.run, self.enter, self.task.cancelling
+        run, enter, cancelling = self.run, self.variables.run, self.task.cancelling
         send, throw = run.body.send, run.body.throw
         before = self._base
         yielded = self.yielded
@@ -242,7 +242,7 @@ class Drive:
         while self._sent:
             self._sent -= 1
             self.task.uncancel()
-        rest = asyncio.Task(_await(_rest(self.run.body, self.enter, yielded)), loop=self._loop, context=Context())
+        rest = asyncio.Task(_await(_rest(self.run.body, self.variables, yielded)), loop=self._loop, context=Context())
         abandon(self.run, rest, yielded, f"its body still runs after it was asked to end {ROUNDS} times")
         return GivenUp()
 
@@ -258,9 +258,9 @@ async def _await(rest: Any) -> None:
 
 
 @coroutine
-def _rest(body: Any, enter: Any, yielded: Any) -> Generator[Any, Any, Any]:
+def _rest(body: Any, variables: Context, yielded: Any) -> Generator[Any, Any, Any]:
     """The rest of a body that was left behind."""
-    send, throw = body.send, body.throw
+    enter, send, throw = variables.run, body.send, body.throw
     try:
         while True:
             if hasattr(yielded, "_asyncio_future_blocking"):

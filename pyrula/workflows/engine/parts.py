@@ -18,7 +18,7 @@ class DriveLike(Protocol):
     trusted: bool
     own: int
     yielded: Any
-    enter: Any
+    variables: Any
 
     def throw(self, error: BaseException) -> Any:
         """Raises the error in the body; what it waits for next, or ENDED."""
