@@ -38,7 +38,7 @@ from pyrula.workflows.client import BackfillReport
 from pyrula.workflows.clock import Clock, SystemClock
 from pyrula.workflows.errors import ConfigurationError
 from pyrula.workflows.group_commit import GroupCommit
-from pyrula.workflows.loops import give_back, prepare
+from pyrula.workflows.loops import Stopping, give_back, prepare
 from pyrula.workflows.naming import names_checked, refuse_url
 from pyrula.workflows.signals import process_signals
 from pyrula.workflows.store.registry import Registry
@@ -90,8 +90,7 @@ class KafkaWorker:
         self.on_event = on_event
         self._clock = clock or SystemClock()
         self._state: str = "starting"
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping = asyncio.Event()
+        self._stopping = Stopping()
         self._pools: list[Replayers] = []
         self._endings: list[RunEndings] = []
         self._groups: list[GroupConsumer] = []
@@ -116,10 +115,7 @@ class KafkaWorker:
     def stop(self) -> None:
         """Drain and end: run() returns within drain_timeout and a little. May be called from anywhere: a signal's
         handler, another thread, before run()."""
-        if self._loop is None or self._loop.is_closed():
-            self._stopping.set()
-        else:
-            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._stopping.ask()
 
     async def run(self) -> None:
         """Work until stop() or a signal. Raises ConfigurationError, BrokerError or StoreUnavailable at its start.
@@ -129,7 +125,8 @@ class KafkaWorker:
         A process that is told to end by a signal ends: if the loop is still there 10 s after drain_timeout (a thread of
         the body's own that asyncio.run waits for, say), it is ended then.
         """
-        loop = self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        self._stopping.begin(loop)
         self._backfills = loop.create_future()
         prepare(loop)
         longest = max(options.drain_timeout for options in self._clusters.values())
@@ -260,7 +257,7 @@ class KafkaWorker:
     async def _unless_stopped(self, starting: Coroutine[Any, Any, None]) -> None:
         """A start can take as long as the other members of a group drain, or a broker stays silent."""
         task = asyncio.get_running_loop().create_task(starting, name="start")
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        stopping = asyncio.ensure_future(self._stopping.asked.wait())
         try:
             await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -382,9 +379,9 @@ class KafkaWorker:
     async def _watch(self) -> None:
         """Until stop(): none of the tasks that must live may end."""
         tasks = [task for group in self._groups for task in group.tasks]
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        stopping = asyncio.ensure_future(self._stopping.asked.wait())
         try:
-            while not self._stopping.is_set():
+            while not self._stopping.asked.is_set():
                 if monotonic() - self._reported >= REPORT_SECONDS:
                     self._report()
                 done, _ = await asyncio.wait([stopping, *tasks], timeout=1.0, return_when=asyncio.FIRST_COMPLETED)

@@ -1,11 +1,14 @@
-"""The event loop of runs: prepared when the first who hosts runs on it begins, given back when the last one ends."""
+"""The event loop of runs: prepared when the first who hosts runs on it begins, given back when the last one ends.
+
+And how a worker that runs in it is told to stop, from wherever that is.
+"""
 
 import asyncio
 from weakref import WeakKeyDictionary
 
 from pyrula.workflows.execution import install, uninstall
 
-__all__ = ["give_back", "prepare"]
+__all__ = ["Stopping", "give_back", "prepare"]
 
 
 def prepare(loop: asyncio.AbstractEventLoop) -> None:
@@ -21,3 +24,27 @@ def give_back(loop: asyncio.AbstractEventLoop) -> None:
 
 
 _hosts: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+
+
+class Stopping:
+    """Whether a worker is to stop. `asked` is set, in the worker's loop, once it is."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the worker ever ran."""
+        return self._loop is not None
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The worker runs, in this loop."""
+        self._loop = loop
+
+    def ask(self) -> None:
+        """From anywhere: a signal's handler, another thread, before the worker runs."""
+        if self._loop is None or self._loop.is_closed():
+            self.asked.set()
+        else:
+            self._loop.call_soon_threadsafe(self.asked.set)

@@ -20,6 +20,8 @@ from pyrula.workflows.store.backfills import (
     BackfillStore,
     BackfillVerb,
     Hold,
+    PartSave,
+    PartState,
     StoredPart,
 )
 from pyrula.workflows.store.memory import MemoryStore
@@ -53,7 +55,7 @@ async def test_an_unknown_one_is_told(store: BackfillStore) -> None:
             await call
     assert await store.take_part("b", 0, "w") is None
     with pytest.raises(LeaseLost):
-        await store.save_part("b", 0, Hold("w", 1, 1), b"")
+        await store.save_part("b", 0, Hold("w", 1, 1), PartSave(b""))
     assert not await store.plan_backfill("b", b"plan", PARTS)
     assert not await store.refuse_backfill("b", "no")
     assert await store.backfills() == []
@@ -128,11 +130,11 @@ async def test_asking_for_a_part_that_another_has_is_a_wish_until_somebody_takes
     for worker in ("v", "u"):
         assert await other.take_part("b", 0, worker) is None
         assert await wish() == worker
-    await store.save_part("b", 0, Hold("w", 1, 1), b"half", release=True)
+    await store.save_part("b", 0, Hold("w", 1, 1), PartSave(b"half", release=True))
     assert await wish() == "u"
     assert await store.take_part("b", 3, "v") is not None
     assert await wish() == ""
-    await store.save_part("b", 3, Hold("v", 1, 1), b"all", state="done")
+    await store.save_part("b", 3, Hold("v", 1, 1), PartSave(b"all", state="done"))
     assert await other.take_part("b", 3, "u") is None
     assert await wish() == ""
 
@@ -140,18 +142,18 @@ async def test_asking_for_a_part_that_another_has_is_a_wish_until_somebody_takes
 async def test_a_take_sent_twice_is_one_take(store: BackfillStore) -> None:
     await planned(store)
     assert [await store.take_part("b", 0, "w") for _ in range(2)] == [(1, b"p0")] * 2
-    await store.save_part("b", 0, Hold("w", 1, 1), b"new")
+    await store.save_part("b", 0, Hold("w", 1, 1), PartSave(b"new"))
     # it has let go of the part without saying so, and takes it again
     assert await store.take_part("b", 0, "w") == (2, b"new")
     with pytest.raises(LeaseLost):
-        await store.save_part("b", 0, Hold("w", 1, 2), b"late")
+        await store.save_part("b", 0, Hold("w", 1, 2), PartSave(b"late"))
 
 
 async def test_what_is_saved_is_there_for_the_next_holder(store: BackfillStore, other: BackfillStore) -> None:
     await planned(store)
     await store.take_part("b", 0, "w")
-    assert await store.save_part("b", 0, Hold("w", 1, 1), b"half") == "running"
-    assert await store.save_part("b", 0, Hold("w", 1, 2), b"more", release=True) == "running"
+    assert await store.save_part("b", 0, Hold("w", 1, 1), PartSave(b"half")) == "running"
+    assert await store.save_part("b", 0, Hold("w", 1, 2), PartSave(b"more", release=True)) == "running"
     assert (await other.read_backfill("b", progress=True)).parts[0] == StoredPart(0, progress=b"more")
     assert await other.take_part("b", 0, "v") == (2, b"more")
 
@@ -159,13 +161,13 @@ async def test_what_is_saved_is_there_for_the_next_holder(store: BackfillStore, 
 async def test_a_save_sent_twice_is_one_save(store: BackfillStore) -> None:
     await planned(store)
     await store.take_part("b", 0, "w")
-    await store.save_part("b", 0, Hold("w", 1, 2), b"second")
-    await store.save_part("b", 0, Hold("w", 1, 1), b"first, late")
+    await store.save_part("b", 0, Hold("w", 1, 2), PartSave(b"second"))
+    await store.save_part("b", 0, Hold("w", 1, 1), PartSave(b"first, late"))
     assert (await store.read_backfill("b", progress=True)).parts[0].progress == b"second"
     for _ in range(2):
-        assert await store.save_part("b", 0, Hold("w", 1, 3), b"last", release=True) == "running"
+        assert await store.save_part("b", 0, Hold("w", 1, 3), PartSave(b"last", release=True)) == "running"
     with pytest.raises(LeaseLost):
-        await store.save_part("b", 0, Hold("w", 1, 4), b"after it let go")
+        await store.save_part("b", 0, Hold("w", 1, 4), PartSave(b"after it let go"))
 
 
 async def test_a_dead_holder_is_replaced_by_whoever_saw_it_stand_still(
@@ -173,13 +175,13 @@ async def test_a_dead_holder_is_replaced_by_whoever_saw_it_stand_still(
 ) -> None:
     await planned(store)
     await store.take_part("b", 0, "w")
-    await store.save_part("b", 0, Hold("w", 1, 5), b"half")
+    await store.save_part("b", 0, Hold("w", 1, 5), PartSave(b"half"))
     seen = Hold("w", 1, 5)
-    await store.save_part("b", 0, Hold("w", 1, 6), b"alive")
+    await store.save_part("b", 0, Hold("w", 1, 6), PartSave(b"alive"))
     assert await other.take_part("b", 0, "v", replaces=seen) is None
     assert await other.take_part("b", 0, "v", replaces=Hold("w", 1, 6)) == (2, b"alive")
     with pytest.raises(LeaseLost, match="part 0 of backfill b was taken from w"):
-        await store.save_part("b", 0, Hold("w", 1, 7), b"too late")
+        await store.save_part("b", 0, Hold("w", 1, 7), PartSave(b"too late"))
     assert (await store.read_backfill("b", progress=True)).parts[0].progress == b"alive"
 
 
@@ -187,10 +189,10 @@ async def test_with_the_last_part_it_ends(store: BackfillStore, other: BackfillS
     await planned(store)
     await store.take_part("b", 0, "w")
     await other.take_part("b", 3, "v")
-    assert await store.save_part("b", 0, Hold("w", 1, 1), b"all", state="done") == "running"
+    assert await store.save_part("b", 0, Hold("w", 1, 1), PartSave(b"all", state="done")) == "running"
     assert await store.take_part("b", 0, "w") is None
     for _ in range(2):
-        assert await other.save_part("b", 3, Hold("v", 1, 1), b"all", state="done") == "completed"
+        assert await other.save_part("b", 3, Hold("v", 1, 1), PartSave(b"all", state="done")) == "completed"
     stored = await store.read_backfill("b", progress=True)
     assert [(part.state, part.hold, part.progress) for part in stored.parts] == [("done", None, b"all")] * 2
     assert stored.finished_at is not None
@@ -201,9 +203,9 @@ async def test_a_stuck_part_fails_it_when_the_others_have_ended(store: BackfillS
     await planned(store)
     for part in (0, 3):
         await store.take_part("b", part, "w")
-    assert await store.save_part("b", 3, Hold("w", 1, 1), b"p", state="stuck", problem="record 7") == "running"
+    assert await store.save_part("b", 3, Hold("w", 1, 1), PartSave(b"p", "stuck", "record 7")) == "running"
     assert (await store.read_backfill("b")).parts[1].problem == "record 7"
-    assert await store.save_part("b", 0, Hold("w", 1, 1), b"p", state="done") == "failed"
+    assert await store.save_part("b", 0, Hold("w", 1, 1), PartSave(b"p", state="done")) == "failed"
     stored = await store.read_backfill("b")
     assert (stored.status, stored.problem) == ("failed", "record 7")
     assert await store.turn_backfill("b", "resume") == "running"
@@ -222,7 +224,7 @@ async def test_while_paused_no_part_is_to_be_had(store: BackfillStore, other: Ba
     assert await other.turn_backfill("b", "pause") == "paused"
     assert await other.turn_backfill("b", "pause") == "paused"
     assert await other.take_part("b", 3, "v") is None
-    assert await store.save_part("b", 0, Hold("w", 1, 1), b"half", release=True) == "paused"
+    assert await store.save_part("b", 0, Hold("w", 1, 1), PartSave(b"half", release=True)) == "paused"
     assert await other.turn_backfill("b", "resume") == "running"
     assert await other.turn_backfill("b", "resume") == "running"
     assert await other.take_part("b", 0, "v") == (2, b"half")
@@ -232,14 +234,14 @@ async def test_what_ends_while_paused_counts(store: BackfillStore) -> None:
     await planned(store, parts={0: b"p"})
     await store.take_part("b", 0, "w")
     await store.turn_backfill("b", "pause")
-    assert await store.save_part("b", 0, Hold("w", 1, 1), b"all", state="done") == "completed"
+    assert await store.save_part("b", 0, Hold("w", 1, 1), PartSave(b"all", state="done")) == "completed"
 
 
 async def test_a_cancelled_one_stays_cancelled(store: BackfillStore) -> None:
     await planned(store, parts={0: b"p"})
     await store.take_part("b", 0, "w")
     assert await store.turn_backfill("b", "cancel") == "cancelled"
-    assert await store.save_part("b", 0, Hold("w", 1, 1), b"all", state="done") == "cancelled"
+    assert await store.save_part("b", 0, Hold("w", 1, 1), PartSave(b"all", state="done")) == "cancelled"
     stored = await store.create_backfill("b", b"request", b"other pace")
     assert (stored.status, stored.pace) == ("cancelled", b"pace")
     for verb in ("pause", "resume"):
@@ -283,12 +285,10 @@ async def test_any_order_of_calls_keeps_the_rules(make_store: Callable[[], Backf
                 case 6 if rng.random() < 0.2:
                     name, given, named = "refuse_backfill", ("b", "no"), {}
                 case _:
-                    named = {
-                        "state": rng.choices(["open", "done", "stuck"], [6, 1, 1])[0],
-                        "problem": rng.choice(["", "x"]),
-                        "release": rng.random() < 0.3,
-                    }
-                    name, given = "save_part", ("b", part, Hold(worker, token, beat), b"%d" % rng.randrange(99))
+                    state: PartState = rng.choices(["open", "done", "stuck"], [6, 1, 1])[0]
+                    problem, release = rng.choice(["", "x"]), rng.random() < 0.3
+                    save = PartSave(b"%d" % rng.randrange(99), state, problem, release)
+                    name, given, named = "save_part", ("b", part, Hold(worker, token, beat), save), {}
             answers = [await outcome(store, name, given, named) for store in (real, model)]
             assert answers[0] == answers[1], (name, given, named)
             after = await status_of(model)
@@ -332,10 +332,10 @@ async def test_answers_that_are_lost_change_nothing(valkey_store: ValkeyStore, s
                 lambda: store.create_backfill("b", b"request", b"pace"),
                 lambda: store.plan_backfill("b", b"plan", {0: b"p"}),
                 lambda: store.take_part("b", 0, "w"),
-                lambda: store.save_part("b", 0, Hold("w", 1, 1), b"half"),
+                lambda: store.save_part("b", 0, Hold("w", 1, 1), PartSave(b"half")),
                 lambda: store.turn_backfill("b", "pause"),
                 lambda: store.turn_backfill("b", "resume"),
-                lambda: store.save_part("b", 0, Hold("w", 1, 2), b"all", state="done"),
+                lambda: store.save_part("b", 0, Hold("w", 1, 2), PartSave(b"all", state="done")),
             ):
                 proxy.replies = "cut"
                 asked = asyncio.ensure_future(call())
@@ -371,8 +371,8 @@ async def test_every_key_and_field_is_documented(valkey_store: ValkeyStore, serv
     await valkey_store.take_part("b", 0, "w")
     await valkey_store.take_part("b", 3, "w")
     assert await valkey_store.take_part("b", 3, "v") is None
-    await valkey_store.save_part("b", 0, Hold("w", 1, 1), b"half", state="stuck", problem="why")
-    await valkey_store.save_part("b", 3, Hold("w", 1, 1), b"all", state="done")
+    await valkey_store.save_part("b", 0, Hold("w", 1, 1), PartSave(b"half", state="stuck", problem="why"))
+    await valkey_store.save_part("b", 3, Hold("w", 1, 1), PartSave(b"all", state="done"))
     keys = {key.decode() for key in await server.keys() if b"}b" in key}
     name = next(key for key in keys if "}b:" in key).rpartition(":")[2]
     documented = table_after(text, "## Backfills")

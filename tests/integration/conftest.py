@@ -23,6 +23,13 @@ async def store(rig: Rig) -> AsyncIterator[ValkeyStore]:
 
 
 @pytest.fixture
+def hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that wait are handed over although the server of the tests promises no disk: what is tested with this
+    doesn't rest on it."""
+    monkeypatch.setattr(ValkeyStore, "hands_over", True)
+
+
+@pytest.fixture
 def client(store: ValkeyStore) -> WorkflowClient:
     """One that asks often."""
     return WorkflowClient(store, poll_interval=0.1)

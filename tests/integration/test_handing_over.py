@@ -29,10 +29,8 @@ executed: list[str] = []
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server of the tests promises no disk; what is tested here doesn't rest on it."""
+def fresh(hands_over: None) -> None:
     executed.clear()
-    monkeypatch.setattr(ValkeyStore, "hands_over", True)
 
 
 @step

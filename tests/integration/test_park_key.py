@@ -29,11 +29,9 @@ broken: set[str] = set()
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server of the tests promises no disk; what is tested here doesn't rest on it."""
+def fresh(hands_over: None) -> None:
     executed.clear()
     broken.clear()
-    monkeypatch.setattr(ValkeyStore, "hands_over", True)
 
 
 @step

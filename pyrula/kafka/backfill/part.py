@@ -34,7 +34,7 @@ from pyrula.kafka.stores import WorkerStore
 from pyrula.workflows.backfills import Progress
 from pyrula.workflows.errors import LeaseLost, StaleToken, StoreError
 from pyrula.workflows.group_commit import GroupCommit, SourceQueue
-from pyrula.workflows.store.backfills import BackfillStatus, Hold, PartState, Taken
+from pyrula.workflows.store.backfills import BackfillStatus, Hold, PartSave, PartState, Taken
 from pyrula.workflows.store.port import Claim, Token
 
 __all__ = ["Part", "Surroundings"]
@@ -238,9 +238,8 @@ class Part:
         self._hold = self._hold._replace(beat=self._hold.beat + 1)
         data = self._snapshot()
         position, around = self.progress.position, self._around
-        status = await around.store.save_part(
-            around.job.id, self.number, self._hold, data, state=state, problem=problem, release=release
-        )
+        saved = PartSave(data, state, problem, release)
+        status = await around.store.save_part(around.job.id, self.number, self._hold, saved)
         if self.partition is not None:
             await self._prune(self.partition, position)
         return status, state

@@ -31,6 +31,7 @@ __all__ = [
     "BackfillStore",
     "BackfillVerb",
     "Hold",
+    "PartSave",
     "PartState",
     "StoredBackfill",
     "StoredPart",
@@ -106,6 +107,15 @@ class Hold(NamedTuple):
     beat: int
 
 
+class PartSave(NamedTuple):
+    """What a part's holder saves. One that is `done` or `stuck` (for `problem`), or `release`d, is held by nobody."""
+
+    progress: bytes
+    state: PartState = "open"
+    problem: str = ""
+    release: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class StoredPart:
     """`hold` is None if nobody has the part. `problem` says why it is stuck. `progress` is empty unless asked for."""
@@ -172,16 +182,6 @@ class BackfillStore(Protocol):
         """Hold an open part of a running backfill that nobody holds, or that `replaces`, as it was seen, holds. None
         if that isn't so any more: if another has it, the worker's wish is kept. A worker that has it takes it anew."""
 
-    async def save_part(
-        self,
-        backfill_id: str,
-        part: int,
-        hold: Hold,
-        progress: bytes,
-        *,
-        state: PartState = "open",
-        problem: str = "",
-        release: bool = False,
-    ) -> BackfillStatus:
-        """Write what the holder has done; `hold.beat` grows with each save. A part that is `done` or `stuck`, or
-        `release`d, is held by nobody. The backfill's status after it; LeaseLost."""
+    async def save_part(self, backfill_id: str, part: int, hold: Hold, save: PartSave) -> BackfillStatus:
+        """Write what the holder has done; `hold.beat` grows with each save. The backfill's status after it;
+        LeaseLost."""

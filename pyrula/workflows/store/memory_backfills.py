@@ -13,6 +13,7 @@ from pyrula.workflows.store.backfills import (
     BackfillStatus,
     BackfillVerb,
     Hold,
+    PartSave,
     PartState,
     StoredBackfill,
     StoredPart,
@@ -151,27 +152,17 @@ class MemoryBackfills:
             found.hold = Hold(worker, found.hold.token + 1, 0)
         return Taken(found.hold.token, found.progress)
 
-    async def save_part(
-        self,
-        backfill_id: str,
-        part: int,
-        hold: Hold,
-        progress: bytes,
-        *,
-        state: PartState = "open",
-        problem: str = "",
-        release: bool = False,
-    ) -> BackfillStatus:
+    async def save_part(self, backfill_id: str, part: int, hold: Hold, save: PartSave) -> BackfillStatus:
         await asyncio.sleep(0)
         kept = self._backfills.get(backfill_id)
         found = None if kept is None else kept.parts.get(part)
         if kept is None or found is None or not _holds(found.hold, hold):
             raise LeaseLost(f"part {part} of backfill {backfill_id} was taken from {hold.worker}")
         if hold.beat > found.hold.beat:
-            found.progress, found.state = progress, state
-            found.problem = problem or found.problem
-            found.hold = hold._replace(worker="") if release or state != "open" else hold
-            if state != "open":
+            found.progress, found.state = save.progress, save.state
+            found.problem = save.problem or found.problem
+            found.hold = hold._replace(worker="") if save.release or save.state != "open" else hold
+            if save.state != "open":
                 self._end_if_over(kept)
         return kept.head.status
 

@@ -19,7 +19,7 @@ from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.egress import EgressBuffer, EgressEvent
 from pyrula.workflows.errors import BackpressureRejected, ConfigurationError, StoreUnavailable
 from pyrula.workflows.execution import Output
-from pyrula.workflows.loops import give_back, prepare
+from pyrula.workflows.loops import Stopping, give_back, prepare
 from pyrula.workflows.naming import names_checked
 from pyrula.workflows.signals import process_signals
 from pyrula.workflows.store.messages import Wait, earliest
@@ -77,10 +77,9 @@ class WorkflowWorker:
             None if self.options.egress is None else EgressBuffer(self.options.egress, self.options.egress_buffer)
         )
         self.client = WorkflowClient(store, poll_interval=self.options.claim_poll_interval, admit=self._admit)
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._state: HealthState = "starting"
         self._trouble: str | None = None
-        self._stopping = asyncio.Event()
+        self._stopping = Stopping()
         self._lives = Lives(self._served, self, self.id, self._on_free, patience=self.options.patience)
         self._claimer = Claimer(
             store,
@@ -131,16 +130,14 @@ class WorkflowWorker:
     def stop(self) -> None:
         """Drain and end: run() returns within drain_timeout and a little. May be called from anywhere: a signal's
         handler, another thread, before run()."""
-        if self._loop is None or self._loop.is_closed():
-            self._stopping.set()
-        else:
-            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._stopping.ask()
 
     async def run(self) -> None:
         """Work until stop(). Once per worker object. Raises ConfigurationError, at its start or when it turns out."""
-        if self._loop is not None:
+        if self._stopping.begun:
             raise RuntimeError("a worker runs once: make another one")
-        loop = self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        self._stopping.begin(loop)
         prepare(loop)
         forget_signals = process_signals.watch(loop, self.stop, self.options.drain_timeout)
         try:
@@ -158,18 +155,18 @@ class WorkflowWorker:
 
     async def _open(self) -> bool:
         """False if the worker was stopped before the store could be reached."""
-        while not self._stopping.is_set():
+        while not self._stopping.asked.is_set():
             try:
                 await self.store.open()
                 await self._register.begin()
             except StoreUnavailable as error:
                 log.warning("the store can't be reached, tried again in %.1f s: %s", _RETRY_OPEN_SECONDS, error)
                 self._trouble = f"the store can't be reached: {error}"
-                await woken_within(self._stopping, _RETRY_OPEN_SECONDS)
+                await woken_within(self._stopping.asked, _RETRY_OPEN_SECONDS)
             else:
                 names = ", ".join(sorted({name for name, _ in self._served.pairs}))
                 log.info("worker %s executes runs of %s", self.id, names)
-                return not self._stopping.is_set()
+                return not self._stopping.asked.is_set()
         return False
 
     async def _work(self) -> None:
@@ -188,7 +185,7 @@ class WorkflowWorker:
             self.store.on_ready(self._on_ready),
             self.store.on_inbox(self.id, self._on_message),
         ]
-        stopping = self._task(self._stopping.wait(), "wait for stop()")
+        stopping = self._task(self._stopping.asked.wait(), "wait for stop()")
         patient = False
         try:
             done, _ = await asyncio.wait([stopping, claiming, *others], return_when=asyncio.FIRST_COMPLETED)

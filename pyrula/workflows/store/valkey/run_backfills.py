@@ -12,7 +12,7 @@ from pyrula.workflows.store.backfills import (
     BackfillStatus,
     BackfillVerb,
     Hold,
-    PartState,
+    PartSave,
     StoredBackfill,
     StoredPart,
     Taken,
@@ -87,17 +87,7 @@ class ValkeyBackfills:
         answer = await self._backfill("take", backfill_id, [b"%d" % part, worker.encode(), *seen])
         return Taken(int(answer[0]), answer[1]) if answer else None
 
-    async def save_part(
-        self,
-        backfill_id: str,
-        part: int,
-        hold: Hold,
-        progress: bytes,
-        *,
-        state: PartState = "open",
-        problem: str = "",
-        release: bool = False,
-    ) -> BackfillStatus:
+    async def save_part(self, backfill_id: str, part: int, hold: Hold, save: PartSave) -> BackfillStatus:
         status = await self._backfill(
             "save",
             backfill_id,
@@ -106,10 +96,10 @@ class ValkeyBackfills:
                 hold.worker.encode(),
                 b"%d" % hold.token,
                 b"%d" % hold.beat,
-                state.encode(),
-                problem.encode("utf-8", "replace"),
-                b"1" if release else b"",
-                progress,
+                save.state.encode(),
+                save.problem.encode("utf-8", "replace"),
+                b"1" if save.release else b"",
+                save.progress,
             ],
         )
         if not status:
