@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TextIO
 
 from pyrula.cli.dev.report import short
+from pyrula.cli.drawn import bar
 from pyrula.workflows import BackfillReport, PartitionReport
 
 __all__ = ["Bars", "Speed", "line_of_status", "lines_of", "time_text"]
@@ -57,7 +58,6 @@ class Bars:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._drawn = self._stream.isatty()
-        self._full, self._empty = "█░" if _can_say("█░", self._stream) else "#-"
         self._speeds: dict[int, Speed] = {}
         self._total = Speed()
         self._lines = 0
@@ -86,14 +86,13 @@ class Bars:
     def _bar(self, one: PartitionReport, rate: float) -> str:
         size = one.end - one.start
         share = 1.0 if not size else (one.position - one.start) / size
-        full = int(share * _WIDTH)
-        bar = self._full * full + self._empty * (_WIDTH - full)
         left = one.end - one.position
         if one.state == "running":
             state = f"{rate:>9,.0f}/s  {time_text(left / rate) + ' left' if rate > 0 and left else ''}"
         else:
             state = f"{one.state:>11}"
-        return f"{one.partition:>5} {bar} {int(share * 100):>3}%  {one.position:,} of {one.end:,}  {state}".rstrip()
+        drawn = bar(share, _WIDTH, self._stream)
+        return f"{one.partition:>5} {drawn} {int(share * 100):>3}%  {one.position:,} of {one.end:,}  {state}".rstrip()
 
     def step_aside(self) -> None:
         """Somebody else is about to write a line: wipe the bars, which are drawn anew below it."""
@@ -137,14 +136,6 @@ def _summary(report: BackfillReport, rate: float, left: float | None) -> str:
     if report.status == "paused":
         parts.append(f"pyrula backfill MODULE:WORKER resume {report.id} lets it go on")
     return "  ".join(parts)
-
-
-def _can_say(text: str, stream: TextIO) -> bool:
-    try:
-        text.encode(stream.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _COLUMNS = ("partition", "range", "read", "matched", "completed", "failed", "skipped", "first", "last", "")

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, Literal
 
@@ -26,7 +25,7 @@ from pyrula.kafka.stored_record import encode_record
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import dumps
 from pyrula.workflows.engine.retry import rows_for_retry
-from pyrula.workflows.errors import LeaseLost, PyrulaError, StoreError, StoreUnavailable
+from pyrula.workflows.errors import LeaseLost, StoreError, StoreUnavailable
 from pyrula.workflows.execution import Execution, LetGo, Outcome
 from pyrula.workflows.replay.journal import Journal
 from pyrula.workflows.store.lanes import HANDED_OVER, NO_QUEUE, HandedOver, HandingOver, LaneBounds, LaneState
@@ -38,6 +37,7 @@ from pyrula.workflows.store.record_places import answer_where
 from pyrula.workflows.store.records import ENDED, WHERE, Registration
 from pyrula.workflows.store.runs import Query, Subscription
 from pyrula.workflows.worker.patience import ask_until_answered
+from pyrula.workflows.worker.questions import answer
 
 __all__ = ["AddressBook", "Addresses"]
 
@@ -219,7 +219,9 @@ class Addresses:
                 for position, count in board.items():
                     await self._notice(position, count)
                 for query in await self._store.take_questions(shard, address):
-                    task = asyncio.get_running_loop().create_task(self._answer(query), name=f"query {query.name}")
+                    task = asyncio.get_running_loop().create_task(
+                        answer(self._store, query, self._ask, QUERY_SECONDS), name=f"query {query.name}"
+                    )
                     self._answering.add(task)
                     task.add_done_callback(self._answering.discard)
         except LeaseLost:
@@ -248,18 +250,6 @@ class Addresses:
         if run is not None and run.host is partition:
             attended.begin(run)
         attended.look()
-
-    async def _answer(self, query: Query) -> None:
-        try:
-            async with asyncio.timeout(QUERY_SECONDS):
-                answer = await self._ask(query)
-        except TimeoutError:
-            text = f"the run didn't settle within {QUERY_SECONDS:g} s: its body is busy, or waits on something foreign"
-            answer = encode_refusal(Failure("", text))
-        except (PyrulaError, ValueError) as error:
-            answer = encode_refusal(failure_of(error))
-        with suppress(StoreUnavailable):
-            await self._store.answer(query, answer)
 
     async def _ask(self, query: Query) -> bytes:
         record = RecordId.parse(query.run_id)

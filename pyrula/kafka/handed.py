@@ -24,15 +24,15 @@ from pyrula.kafka.record import served_name
 from pyrula.kafka.replayers import Replayers
 from pyrula.kafka.stored_record import StoredRecord
 from pyrula.workflows.clock import Clock
-from pyrula.workflows.errors import LeaseLost, PyrulaError, StoreError, StoreUnavailable
+from pyrula.workflows.errors import LeaseLost, StoreError, StoreUnavailable
 from pyrula.workflows.execution import LetGo, Output
 from pyrula.workflows.store.messages import Wait, earliest
-from pyrula.workflows.store.payloads import Failure, encode_refusal, failure_of
 from pyrula.workflows.store.record_changes import RecordId
 from pyrula.workflows.store.runs import ClaimedRun, Query, RunStore
 from pyrula.workflows.worker.beats import Heartbeat
 from pyrula.workflows.worker.claims import woken_within
 from pyrula.workflows.worker.options import WorkerOptions
+from pyrula.workflows.worker.questions import answer
 
 __all__ = ["HandedOverRuns"]
 
@@ -236,22 +236,11 @@ class HandedOverRuns:
         if not served or len(self._answering) >= 4:
             return
         for query in await self.store.questions(self.id, served, 4):
-            task = asyncio.get_running_loop().create_task(self._answer(query), name=f"query {query.name}")
+            task = asyncio.get_running_loop().create_task(
+                answer(self.store, query, self._ask, QUERY_SECONDS), name=f"query {query.name}"
+            )
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
-
-    async def _answer(self, query: Query) -> None:
-        try:
-            async with asyncio.timeout(QUERY_SECONDS):
-                answer = await self._ask(query)
-        except TimeoutError:
-            answer = encode_refusal(Failure("", f"the run didn't settle within {QUERY_SECONDS:g} s"))
-        except (PyrulaError, ValueError) as error:
-            answer = encode_refusal(failure_of(error))
-        try:
-            await self.store.answer(query, answer)
-        except StoreUnavailable as error:
-            log.warning("query %r of run %s isn't answered: %s", query.name, query.run_id, error)
 
     async def _ask(self, query: Query) -> bytes:
         held = self.held.get(query.run_id)

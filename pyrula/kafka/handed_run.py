@@ -29,6 +29,7 @@ from pyrula.workflows.store.runs import ClaimedRun
 from pyrula.workflows.worker.endings import WORKER_DIED, reason_of
 from pyrula.workflows.worker.held import HeldRun, Surroundings
 from pyrula.workflows.worker.patience import ask_until_answered
+from pyrula.workflows.worker.rounds import run_round
 
 __all__ = ["HandedRun", "Told"]
 
@@ -123,25 +124,12 @@ class HandedRun(HeldRun):
     async def _round(self, execution: Execution) -> Outcome:
         if self.lost is not None:
             raise self.lost
-        expired = False
-
-        def expire() -> None:
-            nonlocal expired
-            expired = True
-            execution.cut()
-
-        timer, limit = None, self.binding.run_timeout
+        left, limit = None, self.binding.run_timeout
         if limit is not None:
             self.deadline = await self._began() + limit
-            timer = asyncio.get_running_loop().call_later(max(0.0, self.deadline - self._now()), expire)
-        try:
-            outcome = await execution.run()
-        finally:
-            if timer is not None:
-                timer.cancel()
-        if execution.leftovers:
-            await asyncio.wait(execution.leftovers)
-        if outcome.status == "cut" and expired and self.lost is None:
+            left = self.deadline - self._now()
+        outcome, expired = await run_round(execution, left)
+        if expired and self.lost is None:
             return Outcome("failed", None, RunTimeout(f"the run took longer than run_timeout={limit} s"))
         return outcome
 

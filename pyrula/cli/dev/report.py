@@ -6,6 +6,7 @@ Needs no library: the bar is drawn where standard output is a terminal; elsewher
 import sys
 from typing import TextIO
 
+from pyrula.cli.drawn import bar
 from pyrula.kafka.events import RecordEvent
 
 __all__ = ["MANY", "Bar", "line_of", "short", "text_of"]
@@ -51,21 +52,12 @@ def line_of(event: RecordEvent, several: bool) -> str:
     return " ".join(parts).rstrip()
 
 
-def _can_say(text: str, stream: TextIO) -> bool:
-    try:
-        text.encode(stream.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 class Bar:
     """Progress over a number of records that may still grow."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._drawn = self._stream.isatty()
-        self._full, self._empty = "█░" if _can_say("█░", self._stream) else "#-"
         self._tenth = 0
         self._length = 0
 
@@ -80,9 +72,7 @@ class Bar:
                     f"{done:,} of {total:,} records ({int(share * 100)}%), {rate:,.0f}/s", file=self._stream, flush=True
                 )
             return
-        full = int(share * _WIDTH)
-        drawn = self._full * full + self._empty * (_WIDTH - full)
-        text = f"{drawn} {done:,} of {total:,} ({int(share * 100)}%)  {rate:,.0f}/s"
+        text = f"{bar(share, _WIDTH, self._stream)} {done:,} of {total:,} ({int(share * 100)}%)  {rate:,.0f}/s"
         self._stream.write("\r" + text.ljust(self._length))
         self._stream.flush()
         self._length = len(text)

@@ -6,13 +6,14 @@ id of either kind names no run: RunNotFoundError, never another error. Pure: tim
 """
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from pyrula.workflows.store.refusals import RunNotFoundError
 
-__all__ = ["RunId", "digest", "first_id", "new_run_id", "shard_for"]
+__all__ = ["RunId", "digest", "first_id", "home_shard", "new_run_id", "shard_for"]
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _ID: Final = re.compile(
@@ -72,6 +73,23 @@ def digest(*parts: str, size: int = 12) -> bytes:
         data = part.encode("utf-8", "surrogatepass")
         hashed.update(len(data).to_bytes(8) + data)
     return hashed.digest()
+
+
+def home_shard(
+    shards: int,
+    name: str,
+    *,
+    gates: Sequence[str] | None,
+    idempotency_key: str | None,
+    batch_key: str | None,
+    parent: int | None,
+) -> int | None:
+    """Where a run belongs: where its gates are, else with its idempotency key, else with its batch's key, else on its
+    parent's shard. None: anywhere."""
+    if gates is not None:
+        return shard_for(shards, name, *gates)
+    key = batch_key if idempotency_key is None else idempotency_key
+    return parent if key is None else shard_for(shards, name, key)
 
 
 def shard_for(shards: int, *parts: str) -> int:

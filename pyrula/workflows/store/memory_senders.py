@@ -9,7 +9,7 @@ from pyrula.workflows.errors import SerializationError
 from pyrula.workflows.model import MAX_VALUE
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.history import History
-from pyrula.workflows.store.ids import RunId, new_run_id, shard_for
+from pyrula.workflows.store.ids import RunId, home_shard, new_run_id
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.memory_board import Asked, Board, Chain, Known
 from pyrula.workflows.store.messages import MAX_UNREAD, Applied, Delivered, Message
@@ -59,15 +59,15 @@ class MemoryRunSender:
         stamp: Stamp | None = None,
         batch_key: str | None = None,
     ) -> str:
-        if stamp is not None:
-            shard = shard_for(self.shards, name, *stamp.place)
-        elif idempotency_key is not None:
-            shard = shard_for(self.shards, name, idempotency_key)
-        elif batch_key is not None:
-            shard = shard_for(self.shards, name, batch_key)
-        elif parent is not None:
-            shard = RunId.parse(parent).shard
-        else:
+        shard = home_shard(
+            self.shards,
+            name,
+            gates=None if stamp is None else stamp.place,
+            idempotency_key=idempotency_key,
+            batch_key=batch_key,
+            parent=None if parent is None else RunId.parse(parent).shard,
+        )
+        if shard is None:
             shard = secrets.randbelow(self.shards)
         return new_run_id(shard, self._board.now(), secrets.randbits(80))
 

@@ -10,13 +10,14 @@ from contextlib import suppress
 
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import loads
-from pyrula.workflows.errors import PyrulaError, StoreUnavailable
+from pyrula.workflows.errors import StoreUnavailable
 from pyrula.workflows.execution import LetGo, replayed
 from pyrula.workflows.params import Params
-from pyrula.workflows.store.payloads import Failure, encode_refusal, failure_of
+from pyrula.workflows.store.payloads import Failure, encode_refusal
 from pyrula.workflows.store.runs import Query, RunStore
 from pyrula.workflows.worker.claims import woken_within
 from pyrula.workflows.worker.life import Lives
+from pyrula.workflows.worker.questions import answer
 from pyrula.workflows.worker.served import Served
 
 __all__ = ["Answers"]
@@ -77,7 +78,9 @@ class Answers:
         if room <= 0:
             return
         for query in await self._store.questions(self._worker, self._served.pairs, room):
-            task = asyncio.get_running_loop().create_task(self._answer(query), name=f"query {query.name}")
+            task = asyncio.get_running_loop().create_task(
+                answer(self._store, query, self._ask, self._seconds), name=f"query {query.name}"
+            )
             self._tasks.add(task)
             task.add_done_callback(self._answered)
 
@@ -91,20 +94,6 @@ class Answers:
         self._wake.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("a query wasn't answered", exc_info=task.exception())
-
-    async def _answer(self, query: Query) -> None:
-        try:
-            async with asyncio.timeout(self._seconds):
-                answer = await self._ask(query)
-        except TimeoutError:
-            text = f"the run didn't settle within {self._seconds:g} s: its body is busy, or waits on something foreign"
-            answer = encode_refusal(Failure("", text))
-        except (PyrulaError, ValueError) as error:
-            answer = encode_refusal(failure_of(error))
-        try:
-            await self._store.answer(query, answer)
-        except StoreUnavailable:
-            log.warning("query %r of run %s: the store can't be reached for the answer", query.name, query.run_id)
 
     async def _ask(self, query: Query) -> bytes:
         held = self._lives.held.get(query.run_id)

@@ -33,6 +33,7 @@ from pyrula.workflows.worker.endings import (
 )
 from pyrula.workflows.worker.held import HeldRun, Surroundings
 from pyrula.workflows.worker.patience import ask_until_answered
+from pyrula.workflows.worker.rounds import run_round
 from pyrula.workflows.worker.served import Served
 
 __all__ = ["Lives"]
@@ -251,28 +252,14 @@ class Lives:
     async def _round(self, held: HeldRun, execution: Execution, definition: WorkflowDefinition[Any, Any]) -> Outcome:
         if held.lost is not None:
             raise held.lost
-        expired = False
-
-        def expire() -> None:
-            nonlocal expired
-            expired = True
-            execution.cut()
-
-        timer = None
+        left = None
         if definition.timeout is not None:
             held.deadline = held.claimed.created_at + definition.timeout
             left = held.deadline - self._around.store.now()
             if left <= 0:
                 return Outcome("failed", None, _too_long(definition))
-            timer = asyncio.get_running_loop().call_later(left, expire)
-        try:
-            outcome = await execution.run()
-        finally:
-            if timer is not None:
-                timer.cancel()
-        if execution.leftovers:
-            await asyncio.wait(execution.leftovers)
-        if outcome.status == "cut" and expired and held.lost is None:
+        outcome, expired = await run_round(execution, left)
+        if expired and held.lost is None:
             return Outcome("failed", None, _too_long(definition))
         return checked(outcome, execution)
 

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.stamps import Stamp
 from pyrula.workflows.store.events import encode_event
-from pyrula.workflows.store.ids import RunId, new_run_id, shard_for
+from pyrula.workflows.store.ids import RunId, home_shard, new_run_id, shard_for
 from pyrula.workflows.store.messages import Message, Parent
 from pyrula.workflows.store.runs import Submission, Submitted
 from pyrula.workflows.store.valkey.run_inbox import ValkeyInbox
@@ -38,15 +38,15 @@ class ValkeySubmitting(ValkeyInbox):
         batch_key: str | None = None,
     ) -> str:
         runs = self._runs
-        if stamp is not None:
-            shard = shard_for(runs.shards, name, *stamp.place)
-        elif idempotency_key is not None:
-            shard = shard_for(runs.shards, name, idempotency_key)
-        elif batch_key is not None:
-            shard = shard_for(runs.shards, name, batch_key)
-        elif parent is not None:
-            shard = runs.parse(parent).shard
-        else:
+        shard = home_shard(
+            runs.shards,
+            name,
+            gates=None if stamp is None else stamp.place,
+            idempotency_key=idempotency_key,
+            batch_key=batch_key,
+            parent=None if parent is None else runs.parse(parent).shard,
+        )
+        if shard is None:
             shard = secrets.randbelow(runs.shards)
         return new_run_id(shard, runs.now(), secrets.randbits(80))
 
