@@ -100,6 +100,7 @@ class Bodies:
                                 run.host = run.partition = partition
                         run.args, run.kwargs = arguments(head, tp)
                         run.origin = head
+                        run.offset = head.offset
                         run.started = began = monotonic()
                         outcome = run.start_straight(context, present)
                         if outcome is not COMPLETED:
@@ -140,6 +141,7 @@ class Bodies:
         journal = partition.rows_of(record) if record is not None and partition.journal else None
         run = RecordRun(self._workflow, "", partition, args, kwargs, journal=journal, origin=record, clock=self._clock)
         run.partition = partition
+        run.offset = -1 if record is None else record.offset
         run.row_end = run.rides = None
         run.expired = False
         run.started = monotonic()
@@ -156,7 +158,7 @@ class Bodies:
         if outcome is None:
             replayer.run = run
             replayer.busy = True
-            run.partition.running[run.origin.offset] = run
+            run.partition.running[run.offset] = run
             self._wait(run, replayer)
         else:
             replayer.context = None
@@ -173,7 +175,7 @@ class Bodies:
             if not await self._beginnings.admitted(partition, head):
                 return
             run = head if type(head) is RecordRun else self._new_run(partition, head)
-            attended = partition.addressed.get(run.origin.offset)
+            attended = partition.addressed.get(run.offset)
             if attended is not None and run.host is partition:
                 attended.begin(run)
             run.resumable = False
@@ -238,7 +240,7 @@ class Bodies:
 
     def _leaves(self, run: RecordRun, replayer: Replayer) -> None:
         """The body has ended."""
-        run.partition.running.pop(run.origin.offset, None)
+        run.partition.running.pop(run.offset, None)
         self._crew.give_back(replayer)
 
     def _broken(self, run: RecordRun, replayer: Replayer, error: Exception) -> None:
@@ -258,7 +260,7 @@ class Bodies:
         except Exception as error:  # noqa: BLE001 - one record must not end the replayer
             self._broken(run, replayer, error)
         except BaseException:
-            run.partition.running.pop(run.origin.offset, None)
+            run.partition.running.pop(run.offset, None)
             self._shares.count(run.partition, -1)
             raise
 

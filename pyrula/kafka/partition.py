@@ -45,9 +45,10 @@ class RecordRun(Execution):
     While the run waits for nothing but a flush, with its body suspended or ended, it `rides` on it.
     """
 
-    __slots__ = ("expired", "partition", "rides", "row_end", "started")
+    __slots__ = ("expired", "offset", "partition", "rides", "row_end", "started")
 
     origin: RawRecord
+    offset: int  # of the record, which takes longer to say it
     flush: Flush | None
     partition: "Partition"
     row_end: bytes | None  # with the record's fingerprint, which all rows of the run have in common
@@ -64,11 +65,20 @@ class RecordRun(Execution):
     @property
     def run_id(self) -> str:
         """Made from the record's place when asked for: most runs never are."""
-        return self.partition.run_id(self.origin.offset)
+        return self.partition.run_id(self.offset)
 
 
 class Partition:
     """A partition that this process has been assigned, from the first record read to the last commit."""
+
+    # The interpreter looks up faster what is in a slot, and gives up on instances with more than 30 attributes.
+    __slots__ = (
+        "_fenced", "_fetch", "_highest", "_journal_bytes", "_live_bytes", "_queue", "_spilled", "_standing",
+        "_triggers", "addressed", "addresses", "away", "background", "binding", "buffer", "changed", "closed",
+        "committed", "entrust", "in_flight", "in_rotation", "journal", "journaled", "lanes", "log_witness", "marked",
+        "marks", "on_close", "on_flushed", "pruned_below", "running", "shard", "source", "stopped", "token", "tp",
+        "tracker", "transactor", "waiting",
+    )  # fmt: skip
 
     # As a host of runs: nobody talks to them here.
     park_after = None
@@ -218,10 +228,9 @@ class Partition:
 
     def append(self, run: Execution, index: int, entry: Fields | None) -> None:
         """Host of runs: queue a row for the next group commit."""
-        record: RawRecord = run.origin  # type: ignore[assignment]
         end = run.row_end or self._row_end(run)  # type: ignore[attr-defined, arg-type]
         data = b"" if entry is None else encode_row(entry, None, end)
-        run.flush = self._queue.add(record.offset, index, data)
+        run.flush = self._queue.add(run.offset, index, data)  # type: ignore[attr-defined]
 
     def attend(self, run: Execution, seconds: float) -> None:
         """Host of runs: the body is about to do what others may take part in, or to wait for so long."""
@@ -238,14 +247,14 @@ class Partition:
         assert isinstance(run, RecordRun)
         end = run.row_end or self._row_end(run)
         data = b"" if entry is None else encode_row(entry, None, end)
-        self._count_journaled(run.origin.offset, len(data))
+        self._count_journaled(run.offset, len(data))
         return data
 
     def _row_end(self, run: RecordRun) -> bytes:
         """The first row of a run is about to be written."""
         record = run.origin
         run.row_end = end = row_end(fingerprint(record))
-        if self._highest is None or record.offset > self._highest.offset:
+        if self._highest is None or run.offset > self._highest.offset:
             self._highest = record
         self.journaled = True
         return end
