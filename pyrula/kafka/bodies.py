@@ -30,7 +30,7 @@ __all__ = ["Bodies"]
 
 
 class Bodies:
-    """Of one binding's records. `rest` is called for a body that can go on already, `wake` when a replayer is free."""
+    """Of one binding's records. `wake` is called when a replayer is free."""
 
     def __init__(
         self,
@@ -40,7 +40,6 @@ class Bodies:
         completions: Completions,
         endings: Endings,
         clock: Clock,
-        rest: Callable[[RecordRun], None],
         wake: Callable[[], None],
     ) -> None:
         self._workflow = binding.workflow
@@ -51,7 +50,6 @@ class Bodies:
         self._completions = completions
         self._endings = endings
         self._clock = clock
-        self._rest = rest
         self._crew = Crew(binding.name, self._begin, self._carry, wake)
         self._loop = asyncio.get_running_loop()
 
@@ -64,7 +62,7 @@ class Bodies:
         `until`. How many it took."""
         loop, ready, beginnings = self._loop, partition.lanes.ready, self._beginnings
         busy, arguments, tp = beginnings.busy_lanes, self._arguments, partition.tp
-        journal, with_tasks = partition.journal, makes_tasks(self._workflow)
+        running, journal, with_tasks = partition.running, partition.journal, makes_tasks(self._workflow)
         plain, telling, rides = self._completions.plain, self._completions.told is not None, self._completions.rides
         done: list[RawRecord] = []
         told: list[RecordRun] = []
@@ -103,7 +101,10 @@ class Bodies:
                         run.offset = head.offset
                         run.started = began = monotonic()
                         outcome = run.start_straight(context, present)
-                        if outcome is not COMPLETED:
+                        if outcome is None and present.yielded is UNTIL_DURABLE and run.stopped is None:
+                            present.busy = True
+                            running[run.offset] = run
+                        elif outcome is not COMPLETED:
                             self._begun(run, outcome, present)
                         elif run.flush is None and run.outputs is None and plain:
                             more -= 1
@@ -159,7 +160,7 @@ class Bodies:
             replayer.run = run
             replayer.busy = True
             run.partition.running[run.offset] = run
-            self._wait(run, replayer)
+            self._waits(run, replayer)
         else:
             replayer.context = None
             self._ended(run, outcome)
@@ -194,18 +195,11 @@ class Bodies:
         else:
             self._endings.broken(partition, record, error)
 
-    def _wait(self, run: RecordRun, replayer: Replayer) -> None:
-        """The body waits: for its rows, or for something that its replayer's task has to wait for."""
-        if run.drive is not None and replayer.yielded is UNTIL_DURABLE and run.stopped is None:
-            flush = run.flush
-            assert flush is not None
-            run.rides = flush
-            if flush.done:
-                self._rest(run)
-            else:
-                flush.riders.append(run)
+    def _waits(self, run: RecordRun, replayer: Replayer) -> None:
+        """The body waits: for its rows alone, so that it rides on their flush, or its replayer's task has to wait."""
+        if replayer.yielded is UNTIL_DURABLE and run.stopped is None:
             return
-        replayer.context = None
+        replayer.context = run.rides = None
         run.resumable = False
         if run.crew is not None and run.drive is not None and run.unfinished is None:
             run.drive.mark()
@@ -214,7 +208,7 @@ class Bodies:
     def go_on(self, rested: deque[RecordRun], most: int, until: float) -> int:
         """Let bodies go on whose rows are durable, or never will be: up to `most`, and none after `until`. How many
         did."""
-        loop, rides, went = self._loop, self._completions.rides, 0
+        loop, rides, give_back, went = self._loop, self._completions.rides, self._crew.give_back, 0
         while rested and went < most and monotonic() <= until:
             run = rested.popleft()
             replayer: Any = run.drive
@@ -229,11 +223,14 @@ class Bodies:
                 finally:
                     _leave_task(loop, replayer.task)
                 if outcome is None:
-                    self._wait(run, replayer)
+                    if replayer.yielded is not UNTIL_DURABLE or run.stopped is not None:
+                        self._waits(run, replayer)
+                elif outcome is COMPLETED and run.alarms is None and not run.partition.marked and rides(run):
+                    run.partition.running.pop(run.offset, None)
+                    give_back(replayer)
                 else:
                     self._leaves(run, replayer)
-                    if outcome is not COMPLETED or run.alarms is not None or run.partition.marked or not rides(run):
-                        self._begun(run, outcome, replayer)
+                    self._begun(run, outcome, replayer)
             except Exception as error:  # noqa: BLE001 - one record must not end the pass
                 self._broken(run, replayer, error)
         return went

@@ -298,7 +298,9 @@ class Partition:
             return self._proved(flush)
         if flush is None or (flush.done and flush.error is None):
             return None
-        if run.resumable and run.crew is None:
+        if run.resumable and run.crew is None and not flush.done:
+            run.rides = flush  # type: ignore[attr-defined]
+            flush.riders.append(run)
             return UNTIL_DURABLE
         return self._acknowledged(flush)
 

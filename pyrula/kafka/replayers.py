@@ -46,9 +46,7 @@ class Replayers:
             self._shares.partitions, self.leave, endings.condemn, Solitude(lambda: self.bodies, self.wake)
         )
         self._completions = Completions(binding, self.stats, self._shares, endings, self.offer)
-        self._bodies = Bodies(
-            binding, self._shares, self._beginnings, self._completions, endings, clock, self._rest, self.wake
-        )
+        self._bodies = Bodies(binding, self._shares, self._beginnings, self._completions, endings, clock, self.wake)
         self._rotation: deque[Partition] = deque()
         self._settled: deque[tuple[Partition, Flush]] = deque()
         self._rested: deque[RecordRun] = deque()
@@ -211,11 +209,6 @@ class Replayers:
             if rotation and rotation[0] is partition:
                 rotation.rotate(-1)
         return left
-
-    def _rest(self, run: RecordRun) -> None:
-        """The body can go on already."""
-        self._rested.append(run)
-        self._schedule()
 
     def _on_flushed(self, partition: Partition, flush: Flush) -> None:
         self._settled.append((partition, flush))

@@ -314,10 +314,13 @@ class Execution(Attended):
 def _call(run: Execution, context: Context) -> Generator[Any, Any, None]:
     """The body, in the run's own context. A generator can be resumed without a wrapper, unlike a coroutine."""
     enter_run(run)
-    if run.kwargs is None:
-        value = yield from run.definition.fn(context, *run.args)
+    fn, args = run.definition.fn, run.args
+    if run.kwargs is not None:
+        value = yield from fn(context, *args, **run.kwargs)
+    elif len(args) == 1:  # as of nearly every record, and much cheaper than any number
+        value = yield from fn(context, args[0])
     else:
-        value = yield from run.definition.fn(context, *run.args, **run.kwargs)
+        value = yield from fn(context, *args)
     if run.stopped is None:
         run._result = value  # noqa: SLF001 - it is of this module's class
 

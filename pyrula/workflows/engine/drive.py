@@ -60,7 +60,6 @@ class Drive:
 
     run: Run
     variables: Any  # a Context, until the body has ended
-    yielded: Any
     trusted: bool
 
     def __init__(self, task: "asyncio.Task[Any] | None" = None) -> None:
@@ -76,6 +75,7 @@ class Drive:
         """Forget what became of the last body. Needed only if the task was cancelled or has awaited `carry`."""
         self._base = self.own = self._sent = self._rounds = 0
         self._given_up = self.outside = self._marked = False
+        self.yielded: Any = None
         self._thrown: BaseException | None = None
         self._timer: asyncio.Handle | None = None
 
