@@ -131,10 +131,11 @@ async def test_several_workers_share_it(rig: Rig) -> None:
     assert sorted((p, o) for _, p, o in runs) == [(p, o) for p in range(12) for o in range(20)]
 
 
-async def test_a_worker_that_joins_gets_a_partition_of_one_that_has_several(rig: Rig) -> None:
+@pytest.mark.parametrize("partitions", [2, 4])
+async def test_a_worker_that_joins_gets_half_of_what_another_has(rig: Rig, partitions: int) -> None:
     """Though all of them are held. What runs of it may end first, for drain_timeout; what is cut runs elsewhere."""
-    await rig.create(partitions=2)
-    await rig.produce(records(40, 2))
+    await rig.create(partitions=partitions)
+    await rig.produce(records(20 * partitions, partitions))
     async with client_of(rig) as client, rig.running(rig.binding(waiting)):
         release.set()
         await rig.until_drained()
@@ -145,22 +146,22 @@ async def test_a_worker_that_joins_gets_a_partition_of_one_that_has_several(rig:
         async def holders() -> list[str | None]:
             return [one.worker for one in (await client.backfills.status("b")).partitions]
 
-        async def one_has_both() -> bool:
+        async def one_has_all() -> bool:
             held = await holders()
-            return len(held) == 2 and None not in held and len(set(held)) == 1
+            return len(held) == partitions and None not in held and len(set(held)) == 1
 
-        await rig.until(one_has_both, "the first worker to have both partitions")
+        await rig.until(one_has_all, "the first worker to have all partitions")
         async with rig.running(rig.binding(waiting)):
 
             async def shared() -> bool:
                 held = await holders()
-                return None not in held and len(set(held)) == 2
+                return None not in held and sorted(Counter(held).values()) == [partitions // 2] * 2
 
-            await rig.until(shared, "each to have one", timeout=60)
+            await rig.until(shared, "each to have half of them", timeout=120)
             release.set()
             report = await until_status(rig, client, "b", "completed")
-    assert report.completed == 40
-    assert {(p, o) for _, p, o in runs} == {(p, o) for p in range(2) for o in range(20)}
+    assert report.completed == 20 * partitions
+    assert {(p, o) for _, p, o in runs} == {(p, o) for p in range(partitions) for o in range(20)}
 
 
 async def test_a_worker_shows_the_backfills_it_takes_part_in(rig: Rig) -> None:

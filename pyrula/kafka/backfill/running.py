@@ -229,7 +229,7 @@ class RunningBackfill:
         self._pacer.rate = rate if rate is None or not mine else rate * mine / (mine + held)
 
     async def _share(self, stored: StoredBackfill) -> None:
-        """Let one partition go, as soon as what runs of it has ended, if a worker that has none asks for it."""
+        """Let one partition go, as soon as what runs of it has ended, if a worker that has fewer asks for it."""
         now = monotonic()
         if self._leaving is None:
             number = self._sharing.to_give(stored, self._parts, now)
@@ -243,7 +243,7 @@ class RunningBackfill:
             self._leaving = None
         elif not part.busy or now > deadline:
             self._leaving = None
-            self._sharing.on_given(now)
+            self._sharing.on_given(part.number, now)
             part.cut()
             await self._let_go([part])
 
@@ -254,12 +254,12 @@ class RunningBackfill:
             ((part.number, part.hold) for part in others if part.hold is not None), monotonic()
         )
         enough = len(self._parts) >= min(MOST_PARTS, self.job.pace.max_concurrency)
-        if enough or self._stopping or not self._sharing.may_take(monotonic()):
+        if enough or self._stopping or not self._sharing.may_take(stored, monotonic()):
             return False
         free = [part.number for part in others if part.hold is None or part.hold.worker == self._worker]
         if free:
             return await self._take(random.choice(free), None)
-        if not silent and not self._parts:
+        if not silent:
             number = self._sharing.to_ask_for(stored, monotonic())
             return number is not None and await self._take(number, None)
         for number, hold in silent:
