@@ -6,7 +6,7 @@ The run is replayed read-only, as a submitted one is: nothing is written, nothin
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.stored_record import StoredRecord
 from pyrula.workflows.clock import Clock
-from pyrula.workflows.execution import replayed
+from pyrula.workflows.replaying import replayed
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import RunStatus
 from pyrula.workflows.store.payloads import Failure, encode_refusal

@@ -5,16 +5,12 @@ the caller's context stays as it was. A body that never suspends costs no turn o
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
-from math import inf
-from types import coroutine
 from typing import Any
 from weakref import finalize
 
-from pyrula.workflows.clock import Clock
 from pyrula.workflows.context import Context
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.engine.attended import Attended, LetGo
@@ -34,11 +30,11 @@ from pyrula.workflows.engine.host import (
     RunHost,
 )
 from pyrula.workflows.engine.install import install, uninstall
+from pyrula.workflows.engine.invoke import invoke_body
 from pyrula.workflows.engine.parts import DriveLike
 from pyrula.workflows.engine.retry import first, without_end
-from pyrula.workflows.engine.run import RUN, enter_run
+from pyrula.workflows.engine.run import RUN
 from pyrula.workflows.errors import ConfigurationError, NonDeterminismError, RunCancelled
-from pyrula.workflows.replay.journal import Journal
 
 __all__ = [
     "COMPLETED",
@@ -54,7 +50,6 @@ __all__ = [
     "RunHost",
     "install",
     "makes_tasks",
-    "replayed",
     "uninstall",
     "without_end",
 ]
@@ -104,7 +99,7 @@ class Execution(Attended):
         its host sets what is another's, and `stopped` and `straight` back, and starts it.
         """
         variables = copy_context()
-        self.body = body = _call(self, context)
+        self.body = body = invoke_body(self, context)
         try:
             yielded = variables.run(next, body, ENDED)
         except BaseException as error:
@@ -139,10 +134,10 @@ class Execution(Attended):
                 drive.count_own()
             if yielded is not ENDED:
                 return None
-        except BaseException as error:
-            if is_interrupt(error):
+        except BaseException as its_own:
+            if is_interrupt(its_own):
                 raise
-            raised = error
+            raised = its_own
         if self.crew is not None:
             self.unfinished = self._ended(drive, raised)
             return None
@@ -209,7 +204,7 @@ class Execution(Attended):
         assert self.crew is not None
         raised: BaseException | None = None
         try:
-            await _call(self, Context(self))
+            await invoke_body(self, Context(self))
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -253,14 +248,14 @@ class Execution(Attended):
             if self.crew is None and self.desk is None and (self.journal is None or not self.journal.recorded):
                 # What nearly all runs come to: nobody is to be told, and nothing was left to replay.
                 self.stopped, self.straight = "completed", False
-                return COMPLETED if self._result is None else Outcome("completed", self._result)
+                return COMPLETED if self.result is None else Outcome("completed", self.result)
             machine = self.machine
             if machine is None and self.journal is not None and self.journal.recorded:
                 machine = self.begin()
             if machine is not None and machine.left:
                 self.stop("paused", machine.returned_early())
             else:
-                self.stop("completed", self._result)
+                self.stop("completed", self.result)
         return self._stopped()
 
     def _raised(self, error: BaseException) -> Outcome:
@@ -304,25 +299,10 @@ class Execution(Attended):
         status = self.stopped
         assert status is not None
         if status in ("completed", "continued_as_new"):
-            return Outcome(status, self._result)
+            return Outcome(status, self.result)
         if status == "paused" and self.error is None:
-            return Outcome(status, self._result)
+            return Outcome(status, self.result)
         return Outcome(status, None, self.error if status in ("failed", "paused") else None)
-
-
-@coroutine
-def _call(run: Execution, context: Context) -> Generator[Any, Any, None]:
-    """The body, in the run's own context. A generator can be resumed without a wrapper, unlike a coroutine."""
-    enter_run(run)
-    fn, args = run.definition.fn, run.args
-    if run.kwargs is not None:
-        value = yield from fn(context, *args, **run.kwargs)
-    elif len(args) == 1:  # as of nearly every record, and much cheaper than any number
-        value = yield from fn(context, args[0])
-    else:
-        value = yield from fn(context, *args)
-    if run.stopped is None:
-        run._result = value  # noqa: SLF001 - it is of this module's class
 
 
 _making_tasks: set[int] = set()
@@ -338,53 +318,3 @@ def _remember(definition: WorkflowDefinition[Any, Any]) -> None:
     if id(definition) not in _making_tasks:
         _making_tasks.add(id(definition))
         finalize(definition, _making_tasks.discard, id(definition))
-
-
-class _Reader:
-    """The host of a run that is replayed only to be asked something: nothing is written, nothing starts."""
-
-    park_after = inf
-
-    def __init__(self, tenant: tuple[str, Any], sends: bool) -> None:
-        self._tenant = tenant
-        self.sends = sends
-
-    def tenant(self, run: Execution) -> tuple[str, Any]:
-        return self._tenant
-
-    def durable(self, run: Execution) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        return _nothing
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    pass
-
-
-@asynccontextmanager
-async def replayed(
-    definition: WorkflowDefinition[Any, Any],
-    run_id: str,
-    kwargs: dict[str, Any] | None,
-    rows: Iterable[tuple[int, bytes]],
-    *,
-    args: tuple[Any, ...] = (),
-    clock: Clock,
-    tenant: tuple[str, Any] = ("", None),
-    attempt: int = 1,
-    sends: bool = True,
-) -> AsyncIterator[Execution]:
-    """A run that nobody holds, while its journal is replayed: nothing is written, no step starts, nothing is sent."""
-    host: Any = _Reader(tenant, sends)
-    journal = Journal.load(rows)
-    run = Execution(definition, run_id, host, args, kwargs, journal=journal, attempt=attempt, clock=clock)
-    run.desk = desk = Desk()
-    desk.read_only = True
-    running = asyncio.create_task(run.run())
-    try:
-        yield run
-    finally:
-        run.cut()
-        await running

@@ -19,10 +19,11 @@ from pyrula.workflows.codec import loads
 from pyrula.workflows.context import Context
 from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step_of
 from pyrula.workflows.errors import NonDeterminismError, PyrulaError, PyrulaWarning
-from pyrula.workflows.execution import Output, replayed
+from pyrula.workflows.execution import Output
 from pyrula.workflows.inline import Driver, Starter
 from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.params import Params
+from pyrula.workflows.replaying import replayed
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
 from pyrula.workflows.store.memory import MemoryStore

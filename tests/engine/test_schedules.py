@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pyrula.workflows import Context, RunCancelled
 from pyrula.workflows.codec import loads
-from pyrula.workflows.execution import replayed
+from pyrula.workflows.replaying import replayed
 from pyrula.workflows.store.payloads import encode_query, read_answer
 from tests.engine.rig import dump, in_new_loop
 from tests.engine.talk_rig import Life, Stored

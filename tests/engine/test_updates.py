@@ -8,7 +8,8 @@ import pytest
 
 from pyrula.workflows import Context
 from pyrula.workflows.codec import loads
-from pyrula.workflows.execution import LetGo, replayed
+from pyrula.workflows.execution import LetGo
+from pyrula.workflows.replaying import replayed
 from pyrula.workflows.store.payloads import encode_query, read_answer, read_failure
 from tests.engine.talk_rig import Life
 

@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         f"pyrula.workflows.{name}"
         for name in ("engine", "context", "execution", "group_commit", "loops", "signals", "store")
     ),
+    ("pyrula.workflows.replaying",),
     ("pyrula.workflows.client",),
     ("pyrula.workflows.worker",),
     ("pyrula.workflows.inline",),

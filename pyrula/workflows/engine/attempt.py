@@ -9,23 +9,17 @@ import logging
 from collections.abc import Callable, Generator
 from contextvars import Context, copy_context
 from inspect import isawaitable
-from types import CoroutineType, coroutine
+from types import coroutine
 from typing import Any, Final
 
 from pyrula.workflows.definition import StepDefinition
-from pyrula.workflows.engine.exits import EXITS, OwnExit, is_interrupt
+from pyrula.workflows.engine.exits import EXITS, OwnExit, TimedOut, is_interrupt
+from pyrula.workflows.engine.invoke import as_coroutine, invoke_step
 from pyrula.workflows.engine.remains import wake
-from pyrula.workflows.engine.run import RUN, Run, enter_run
+from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.engine.threads import Ended, call_in_thread
 
-__all__ = ["OwnExit", "TimedOut", "pause", "start", "start_async"]
-
-
-class TimedOut(TimeoutError):
-    """The time of an attempt, or of the whole step, is up."""
-
-
-TimedOut.__module__, TimedOut.__qualname__ = "builtins", "TimeoutError"
+__all__ = ["OwnExit", "pause", "start", "start_async"]
 
 
 log = logging.getLogger("pyrula.run")
@@ -49,7 +43,7 @@ def start_async(
 ) -> tuple[bool, Any]:
     """`start()` of a function that gives an awaitable, in the attempt's own context."""
     result: list[Any] = []
-    steps = _call(fn, args, kwargs, result)
+    steps = invoke_step(fn, args, kwargs, result)
     try:
         yielded = variables.run(next, steps, _ENDED)
     except _OWN_EXITS as error:
@@ -63,21 +57,6 @@ def start_async(
 
 _ENDED: Final = object()
 _OWN_EXITS: Final = (asyncio.CancelledError, *EXITS)
-
-
-@coroutine
-def _call(fn: Any, args: Any, kwargs: Any, result: list[Any]) -> Generator[Any, Any, None]:
-    """In the attempt's own context."""
-    enter_run(None)
-    steps = fn(*args, **kwargs)
-    if type(steps) is not CoroutineType:
-        steps = _await(steps)
-    # A result put aside costs less than one that comes with a StopIteration.
-    result.append((yield from steps))
-
-
-async def _await(awaitable: Any) -> Any:
-    return await awaitable
 
 
 async def _of_sync(
@@ -96,7 +75,7 @@ async def _of_sync(
     if not isawaitable(value):
         return value
     # A function that isn't async but gives an awaitable.
-    ended, rest = start_async(run, variables, _await, (value,), {}, seconds)
+    ended, rest = start_async(run, variables, as_coroutine, (value,), {}, seconds)
     return rest if ended else await rest
 
 

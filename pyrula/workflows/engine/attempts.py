@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from pyrula.workflows.codec import Codec, dumps, loads
 from pyrula.workflows.definition import StepDefinition
-from pyrula.workflows.engine.attempt import TimedOut, pause, start, start_async
+from pyrula.workflows.engine.attempt import pause, start, start_async
+from pyrula.workflows.engine.exits import TimedOut
 from pyrula.workflows.engine.host import RunHost
 from pyrula.workflows.engine.run import Run
 from pyrula.workflows.errors import SerializationError, StepError

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Final
 
-__all__ = ["EXITS", "Contained", "OwnExit", "is_interrupt"]
+__all__ = ["EXITS", "Contained", "OwnExit", "TimedOut", "is_interrupt"]
 
 EXITS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
@@ -25,6 +25,13 @@ class OwnExit(Exception):
 
     def __init__(self, error: BaseException, whose: str = "the step") -> None:
         super().__init__(str(error) or f"{whose} raised {type(error).__qualname__}")
+
+
+class TimedOut(TimeoutError):
+    """The time of an attempt, or of the whole step, is up."""
+
+
+TimedOut.__module__, TimedOut.__qualname__ = "builtins", "TimeoutError"
 
 
 @functools.lru_cache(maxsize=64)

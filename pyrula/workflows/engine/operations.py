@@ -16,7 +16,7 @@ from pyrula.workflows.engine.places import Place
 from pyrula.workflows.engine.remains import Torn
 from pyrula.workflows.engine.run import RUN, Run
 from pyrula.workflows.replay.journal import Entry
-from pyrula.workflows.replay.machine import Operation
+from pyrula.workflows.replay.operation import Operation
 from pyrula.workflows.store.messages import Wait
 
 __all__ = ["AnsweredOperation", "CrewOperation", "InstantOperation", "Promise", "SleepOperation", "StepOperation"]

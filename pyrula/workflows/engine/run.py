@@ -51,7 +51,6 @@ class Run:
 
     __slots__ = (
         "_remains",
-        "_result",
         "_run_id",
         "alarms",
         "args",
@@ -71,6 +70,7 @@ class Run:
         "machine",
         "origin",
         "outputs",
+        "result",
         "resumable",
         "stopped",
         "straight",
@@ -87,7 +87,7 @@ class Run:
         kwargs: dict[str, Any] | None = None,
         *,
         journal: Journal | None = None,
-        origin: object = None,
+        origin: Any = None,
         attempt: int = 1,
         clock: Clock,
     ) -> None:
@@ -107,7 +107,7 @@ class Run:
         self.straight = True
         self.told = False  # whether the host hears of steps, once the body has asked for something
         self.stopped: Status | None = None
-        self._result: Any = None
+        self.result: Any = None
         self.body: Any = None
         self.drive: DriveLike | None = None
         self.crew: CrewLike | None = None
@@ -125,7 +125,7 @@ class Run:
     def reset(self) -> None:
         """As before the body began; what the host added stays."""
         self.leftovers = ()
-        self.outputs = self.machine = self.stopped = self._result = self.body = None
+        self.outputs = self.machine = self.stopped = self.result = self.body = None
         self.drive = self.crew = self.alarms = self.unfinished = self._remains = self.in_place = None
         self.straight = True
         if self.desk is not None:
@@ -143,7 +143,7 @@ class Run:
     @property
     def error(self) -> BaseException | None:
         """What the run failed with, or was paused for."""
-        return self._result if isinstance(self._result, BaseException) and self.stopped != "completed" else None
+        return self.result if isinstance(self.result, BaseException) and self.stopped != "completed" else None
 
     @property
     def talking(self) -> RunHost | None:
@@ -230,7 +230,7 @@ class Run:
         if self.stopped is not None:
             return False
         self.stopped = status
-        self._result = result
+        self.result = result
         self.straight = False
         if self.crew is not None:
             self.crew.on_stop()

@@ -11,22 +11,9 @@ wait (`on_asked`, `on_gone`), and `due` says at each settled point which of them
 from pyrula.workflows.errors import NonDeterminismError
 from pyrula.workflows.replay.journal import UNASKED, Entry, Journal
 from pyrula.workflows.replay.mismatch import CHANGED, PLAIN_AWAITS, describe, mismatch
+from pyrula.workflows.replay.operation import Operation
 
-__all__ = ["Machine", "Operation"]
-
-
-class Operation:
-    """Something a body asked for and waits for. The id is the place of its task and its number there."""
-
-    __slots__ = ("id", "kind", "name")
-
-    def __init__(self, kind: str, name: str) -> None:
-        self.id = ""
-        self.kind = kind
-        self.name = name
-
-    def __str__(self) -> str:
-        return describe(self.kind, self.name, self.id)
+__all__ = ["Machine"]
 
 
 class Machine:

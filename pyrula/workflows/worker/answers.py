@@ -11,8 +11,9 @@ from contextlib import suppress
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import loads
 from pyrula.workflows.errors import StoreUnavailable
-from pyrula.workflows.execution import LetGo, replayed
+from pyrula.workflows.execution import LetGo
 from pyrula.workflows.params import Params
+from pyrula.workflows.replaying import replayed
 from pyrula.workflows.store.payloads import Failure, encode_refusal
 from pyrula.workflows.store.runs import Query, RunStore
 from pyrula.workflows.worker.claims import woken_within

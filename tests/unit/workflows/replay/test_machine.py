@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pyrula.workflows import NonDeterminismError
 from pyrula.workflows.replay.journal import Entry, Journal, encode_row
-from pyrula.workflows.replay.machine import Machine, Operation
+from pyrula.workflows.replay.machine import Machine
+from pyrula.workflows.replay.operation import Operation
 
 
 def machine_of(entries: Sequence[Entry]) -> Machine:
