@@ -3,7 +3,8 @@
 One flush is in flight; rows that arrive meanwhile travel in the next one. Rules:
 
 - The rows of one source are written in the order they were added, in batches of bounded size.
-- All rows added in one turn of the loop travel together: a flush starts in the next turn.
+- All rows added in one turn of the loop travel together: a flush starts in the next turn. What a flush wakes may add
+  to the next one, if few rows wait for that.
 - While the store can't be reached the rows stay, in order, and are sent until it answers; ``outage`` says since when.
 - Any other failure is final for its source (its next row would follow a hole): the flush fails, what is queued behind
   it fails, what is added later fails. Other sources are not touched.
@@ -34,6 +35,9 @@ OnOutage = Callable[[float | None, Exception | None], None]
 
 # What one call of `write` carries at most; an outage may leave more than that behind.
 _BATCHES_A_WRITE = 32
+# So many rows are a flush worth its cost. They don't wait for what the last flush has woken, so that the store has
+# something to do meanwhile.
+_ENOUGH_ROWS = 96
 _FIRST_DELAY, _LAST_DELAY = 0.05, 1.0
 
 
@@ -286,8 +290,9 @@ class GroupCommit:
         try:
             while self._queued:
                 await self._flush()
-                # what the last flush woke may join the next one
-                await asyncio.sleep(0)
+                if sum([len(flush.rows) for flush in self._queued]) < _ENOUGH_ROWS:
+                    # what the last flush woke may join the next one
+                    await asyncio.sleep(0)
         except Exception as error:
             logger.exception("the journal's flusher failed")
             self._fail_all(error)

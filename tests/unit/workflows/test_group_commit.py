@@ -143,6 +143,29 @@ async def test_what_a_flush_wakes_joins_the_next_flush(commit: GroupCommit, writ
     assert [len(writer.rows(number)) for number in range(4)] == [1, 2, 2, 1]
 
 
+async def test_many_rows_do_not_wait_for_what_a_flush_wakes(commit: GroupCommit, writer: Writer) -> None:
+    writer.auto = None
+    queue = commit.lane(A, TOKEN)
+
+    async def run() -> None:
+        for index in range(2):
+            await queue.add(1, index, b"x").wait()
+
+    woken = asyncio.create_task(run())
+    await turns()
+    for position in range(2, 102):
+        last = queue.add(position, 0, b"x")
+    writer.answer()
+    await turns()
+    assert [position for _, position, _, _ in writer.rows(1)] == list(range(2, 102))
+    writer.answer()
+    await last.wait()
+    await turns()
+    assert writer.rows(2) == [(A, 1, 1, b"x")]
+    writer.answer()
+    await woken
+
+
 async def test_every_row_is_written_once_and_in_order(commit: GroupCommit, writer: Writer) -> None:
     queues = [commit.lane(bytes([number]) * 16, TOKEN) for number in range(5)]
 
