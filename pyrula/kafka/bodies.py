@@ -64,6 +64,7 @@ class Bodies:
         busy, arguments, tp = beginnings.busy_lanes, self._arguments, partition.tp
         running, journal, with_tasks = partition.running, partition.journal, makes_tasks(self._workflow)
         plain, telling, rides = self._completions.plain, self._completions.told is not None, self._completions.rides
+        take, replayers = self._crew.take, self._shares.limit + self._shares.resting
         done: list[RawRecord] = []
         told: list[RecordRun] = []
         taken = more = 0
@@ -123,7 +124,7 @@ class Bodies:
                     self._failed_to_run(partition, head, error)
                 if present.busy or present.called.done():
                     _leave_task(loop, present.task)
-                    present = self.replayer()
+                    present = take(replayers)
                     if present is not None:
                         _enter_task(loop, present.task)
         finally:
