@@ -2,8 +2,8 @@
 
 A body runs as if in the task of a replayer (`Crew`), which is woken only if it waits for something else than its rows.
 Of nearly all records nothing was journaled before, and nobody takes part in their runs. Such a run begins, and may end,
-in `start`; one that has ended there with nothing to come but its rows, and that nobody holds, is the next record's run,
-too.
+in `start`; `go_on` resumes one that waited for its rows. When it has ended with nothing to come but its rows, and
+nobody holds it, it is the run of the next record that its replayer gets, too.
 """
 
 import asyncio
