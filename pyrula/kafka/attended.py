@@ -30,9 +30,7 @@ from pyrula.workflows.clock import Clock
 from pyrula.workflows.engine.desk import Desk
 from pyrula.workflows.errors import LeaseLost, StoreError
 from pyrula.workflows.execution import Outcome
-from pyrula.workflows.store.lanes import HandedOver
 from pyrula.workflows.store.lifecycle import RunStatus
-from pyrula.workflows.store.messages import Wait
 from pyrula.workflows.store.record_changes import RecordId
 from pyrula.workflows.store.records import RecordState
 from pyrula.workflows.worker.patience import ask_until_answered
@@ -71,7 +69,7 @@ class AttendedRun:
         self._changes = Changes(partition, run_id, clock)
         self._inbox = RunInbox()
         self._end = RunEnd(partition, run_id, store)
-        self._departing = Departing(run_id, self._changes, departure)
+        self._departing = Departing(partition, run_id, store, verdict, self._changes, self._inbox, self, departure)
         self._rest = Rest(partition, self._changes, slots, self._departing, clock)
         self._host = RunHost(partition, run_id, store, self._changes, self._inbox, self._on_idle)
         self._hydrated = False
@@ -95,7 +93,7 @@ class AttendedRun:
             self._verdict.over(self.partition, record, self._end.status if self.handed_over else await self._end.read())
             return False
         if self._inbox.cancels() and not self._began and record.offset not in self.partition.journal:
-            self._cancel(record)
+            self.cancel(record)
             return False
         return True
 
@@ -125,31 +123,7 @@ class AttendedRun:
         if run.host is self.partition:
             run.move(self._host)
             self.next_round(run)
-        due = self._store.now() + delay
-        waits = (Wait("retry", "", due),)
-        self._changes.show(RunStatus.RETRYING, waits)
-        self._changes.touch()
-        told = False
-
-        def leaving() -> Leaving | None:
-            nonlocal told
-            told = self._inbox.wakes(waits)
-            return None if told or self.partition.closed else self._as_it_stands(run, waits)
-
-        def then(answer: HandedOver | None) -> None:
-            if answer is None:
-                return
-            if answer.taken:
-                self.leave()
-                self._verdict.left(run)
-            elif not self.partition.closed:
-                # one that was told something needn't wait any longer
-                self._verdict.later(run, 0.0 if told else max(0.0, due - self._store.now()))
-
-        self._departing.begin(leaving, then)
-
-    def _as_it_stands(self, run: RecordRun, waits: tuple[Wait, ...]) -> Leaving:
-        return Leaving(run.origin, run.attempt, self._inbox.given, run.journal, waits)
+        self._departing.between_rounds(run, delay)
 
     def block(self, leaving: Leaving, then: Callable[[bool], None]) -> None:
         """It failed once and for all, and its lane is to wait. `then` is told whether the store has it; if it was to be
@@ -160,19 +134,7 @@ class AttendedRun:
         self._changes.attempt = leaving.attempt
         self._changes.event("paused", reason=leaving.failure.decode())
         self._changes.touch()
-        leaving = replace(leaving, seen=self._inbox.given)
-
-        def answered(answer: HandedOver | None) -> None:
-            answer = answer or HandedOver(False)
-            self._inbox.put(answer.messages)
-            if answer.taken:
-                self.leave()
-            if self._inbox.cancels() and not (answer.taken or self.partition.closed):
-                self._cancel(leaving.record)
-            else:
-                then(answer.taken)
-
-        self._departing.begin(lambda: None if self.partition.closed else leaving, answered)
+        self._departing.blocked(replace(leaving, seen=self._inbox.given), then)
 
     def _hand_over(self, run: RecordRun) -> None:
         if run.desk is None:
@@ -232,13 +194,14 @@ class AttendedRun:
                 self._go_on()
                 return
             self._slots.enter(self.partition, rested=False)
-            self._cancel(record)
+            self.cancel(record)
         elif self.position not in self.partition.journal and self.partition.is_queued(self.position):
             # for everybody else it has ended; its offset completes when its turn comes
             self._changes.consumed += self._inbox.cancels()
             self.finish("cancelled", None)
 
-    def _cancel(self, record: RawRecord) -> None:
+    def cancel(self, record: RawRecord) -> None:
+        """It ends so, without a body."""
         self._changes.consumed += self._inbox.cancels()
         self._held = None
         self._verdict.cancel(self.partition, record)
@@ -251,25 +214,17 @@ class AttendedRun:
 
     def _stand_still(self) -> None:
         if self.run is not None and not self.ended:
-            self._rest.begin(self.run, self._leave)
+            self._rest.begin(self.run)
 
-    def _leave(self, run: RecordRun, waits: tuple[Wait, ...]) -> None:
-        """To the store, which keeps it while it waits; if that refuses, it goes on resting here."""
+    def parked(self, run: RecordRun) -> None:
+        """It left while it rested: its body isn't needed any more."""
+        run.parked()
+        self.run = self._changes.run = None
 
-        def then(answer: HandedOver | None) -> None:
-            answer = answer or HandedOver(False)
-            self._inbox.put(answer.messages)
-            if self.partition.closed:
-                return
-            if answer.taken:
-                self.leave()
-                run.parked()
-                self.run = self._changes.run = None
-            else:
-                self._deliver()
-                self._rest.stays()
-
-        self._departing.begin(lambda: self._as_it_stands(run, waits) if self._rest.undisturbed else None, then)
+    def stays(self) -> None:
+        """It goes on resting here."""
+        self._deliver()
+        self._rest.stays()
 
     # its end
 

@@ -5,7 +5,6 @@ it; what would have is made up for if it stays.
 """
 
 import asyncio
-from collections.abc import Callable
 from contextvars import Context
 
 from pyrula.kafka.attending import Slots
@@ -14,7 +13,7 @@ from pyrula.kafka.partition import Partition, RecordRun
 from pyrula.kafka.run_changes import Changes
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.store.lifecycle import RunStatus
-from pyrula.workflows.store.messages import WAIT_STATUS, Wait, earliest, wakes
+from pyrula.workflows.store.messages import WAIT_STATUS, earliest, wakes
 
 __all__ = ["Rest"]
 
@@ -35,13 +34,11 @@ class Rest:
         self._called = False
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def undisturbed(self) -> bool:
-        """Whether it rests and nothing has come to wake it."""
+    def _undisturbed(self) -> bool:
         return self.on and not (self._returning or self._called or self._partition.closed)
 
-    def begin(self, run: RecordRun, leave: Callable[[RecordRun, tuple[Wait, ...]], None]) -> None:
-        """If the run does stand still. Where it may be handed over, `leave` is to see to it."""
+    def begin(self, run: RecordRun) -> None:
+        """If the run does stand still. Where it may be handed over, that is begun."""
         if self.on or self._partition.closed or run.stopped is not None:
             return
         waits = run.hold()
@@ -59,8 +56,8 @@ class Rest:
             left = max(0.0, due - self._clock.now().timestamp())
             self._timer = loop.call_later(left, self.wake, context=Context())
         self._slots.rest(self._partition)
-        if self._departing.departure is not None:
-            leave(run, waits)
+        if self._departing.possible:
+            self._departing.at_rest(run, waits, self._undisturbed)
 
     def hear(self, kind: str, name: str) -> None:
         """A message was delivered to the run: it wakes one that waits for it."""
