@@ -92,7 +92,7 @@ class RunEnd:
 
     def _journal(self, status: Ending) -> tuple[bytes, list[tuple[int, bytes]]]:
         """What a query of it is answered from when it has ended so: its record with its journal, or neither."""
-        run, outcome = self._last, self._outcome
+        run, outcome, self._last = self._last, self._outcome, None
         if run is None or outcome is None or outcome.status != status:
             return b"", []
         params, journal = encode_record(run.origin, self._partition.tp), run.journal
