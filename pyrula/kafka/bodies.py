@@ -57,6 +57,10 @@ class Bodies:
         """One that is free. None: there will be in the loop's next turn."""
         return self._crew.take(self._shares.limit + self._shares.resting)
 
+    def forget(self) -> None:
+        """Nothing is in flight: let go of what the last runs had."""
+        self._crew.forget()
+
     def start(self, partition: Partition, most: int, room: int, replayer: Replayer, until: float) -> int:
         """Take up to `most` heads of the partition, while fewer than `room` of them are in flight, and none after
         `until`. How many it took."""

@@ -86,6 +86,12 @@ class Crew:
         if not replayer.called.done():
             self._free.append(replayer)
 
+    def forget(self) -> None:
+        """Those that are free let go of their last runs, whose records may be large."""
+        for replayer in self._free:
+            replayer.context = None
+            replayer.run = None
+
     async def _replay(self) -> None:
         replayer = Replayer()
         while True:

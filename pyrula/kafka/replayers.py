@@ -172,6 +172,8 @@ class Replayers:
         left = self._start(left, until)
         if left <= 0 or monotonic() > until:
             self._go_on()
+        elif not self._shares.in_flight:
+            self._bodies.forget()
 
     def _go_on(self) -> None:
         """In the loop's next turn; or if the group may have gone on without us, when it has answered."""

@@ -23,7 +23,7 @@ from pyrula.workflows.engine.attempt import pause
 from pyrula.workflows.engine.attempts import begin, error_from, perform
 from pyrula.workflows.engine.crew import Crew
 from pyrula.workflows.engine.emitting import EmitOperation, emitted
-from pyrula.workflows.engine.host import Output
+from pyrula.workflows.engine.host import UNTIL_DURABLE, Output
 from pyrula.workflows.engine.operations import InstantOperation, SleepOperation, StepOperation
 from pyrula.workflows.engine.run import Run, present_run
 from pyrula.workflows.engine.talking import Talking
@@ -88,7 +88,14 @@ class Context(Talking):
             else:
                 # What nearly all steps are: nothing is known of earlier attempts, and nobody is told of this one.
                 waiter = run.host.durable(run)
-                if waiter is not None:
+                if waiter is UNTIL_DURABLE:
+                    try:
+                        await waiter
+                    except Exception as error:  # noqa: BLE001 - as in `acknowledged`
+                        run.on_lost_rows(error)
+                    if run.stopped is not None:
+                        await run.refuse()
+                elif waiter is not None:
                     await run.acknowledged(waiter)
                 kind, data, answer = begin(run, definition, codec, args, kwargs)
                 if kind == "begun":

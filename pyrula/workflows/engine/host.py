@@ -1,6 +1,6 @@
 """What a run's host gives and takes."""
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from pyrula.workflows.batching import TriggerEvent
@@ -84,14 +84,16 @@ class Outcome:
         return f"Outcome({self.status!r}, value={self.value!r}, error={self.error!r})"
 
 
-class _UntilDurable:
+class _UntilDurable(list[Any]):
+    """Gives itself to whoever drives the body, from no frame of its own."""
+
     __slots__ = ()
-
-    def __await__(self) -> Generator[Any, None, None]:
-        yield self
+    __await__ = list.__iter__
 
 
-UNTIL_DURABLE: Final[Awaitable[None]] = _UntilDurable()
+_itself: Any = _UntilDurable()
+_itself.append(_itself)
+UNTIL_DURABLE: Final[Awaitable[None]] = _itself
 """What a body awaits whose host goes on with it by `Execution.resume` as soon as its rows are acknowledged."""
 
 

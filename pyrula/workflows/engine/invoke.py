@@ -32,7 +32,8 @@ def invoke_body(run: Run, context: Any) -> Generator[Any, Any, None]:
 def invoke_step(fn: Any, args: Any, kwargs: Any, result: list[Any]) -> Generator[Any, Any, None]:
     """An attempt of a step, in the attempt's own context."""
     enter_run(None)
-    steps = fn(*args, **kwargs)
+    # What most are called with takes a third of the time that any arguments take.
+    steps = fn(args[0]) if len(args) == 1 and not kwargs else fn(*args, **kwargs)
     if type(steps) is not CoroutineType:
         steps = as_coroutine(steps)
     # A result put aside costs less than one that comes with a StopIteration.

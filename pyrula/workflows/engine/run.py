@@ -21,7 +21,7 @@ from typing import Any, Final
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.codec import dumps, loads
 from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, watch_plain_calls
-from pyrula.workflows.engine.host import UNTIL_DURABLE, FeedingHost, Host, Outcome, Output, RunHost, Status
+from pyrula.workflows.engine.host import FeedingHost, Host, Outcome, Output, RunHost, Status
 from pyrula.workflows.engine.parts import CrewLike, DeskLike, DriveLike
 from pyrula.workflows.engine.places import still_armed
 from pyrula.workflows.engine.remains import Remains
@@ -313,23 +313,22 @@ class Run:
     @coroutine
     def acknowledged(self, waiter: Awaitable[None]) -> Generator[Any, Any, None]:
         """Waits until all rows are durable. If they won't be, as when the lease is lost, the run is cut."""
-        if waiter is not UNTIL_DURABLE and asyncio.isfuture(waiter):
+        if asyncio.isfuture(waiter):
             # Others wait for the same one, and a cancellation here would cancel it for them.
             own: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             waiter.add_done_callback(partial(_hand_on, own), context=Context())
             waiter = own
         try:
-            if waiter is UNTIL_DURABLE:
-                yield waiter
-            else:
-                yield from waiter.__await__()
+            yield from waiter.__await__()
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be built on those rows
-            if self.stop("cut", error) and not isinstance(error, LeaseLost):
-                log.warning(
-                    "run %s (%s) is cut: its journal isn't durable: %r", self.run_id, self.definition.name, error
-                )
+            self.on_lost_rows(error)
         if self.stopped is not None:
             yield from self.refuse().__await__()
+
+    def on_lost_rows(self, error: Exception) -> None:
+        """Rows that were queued aren't durable, and never will be."""
+        if self.stop("cut", error) and not isinstance(error, LeaseLost):
+            log.warning("run %s (%s) is cut: its journal isn't durable: %r", self.run_id, self.definition.name, error)
 
 
 def _on_plain_call(step: StepDefinition[..., Any]) -> None:

@@ -1,6 +1,7 @@
 """The pass over a binding's runs, on a partition whose rows a test lets through: no broker, no store."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context as Variables
@@ -18,7 +19,7 @@ from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.offsets import OffsetTracker
 from pyrula.kafka.outputs import Outputs
 from pyrula.kafka.partition import Partition, RecordRun
-from pyrula.kafka.record import PrintParts
+from pyrula.kafka.record import PrintParts, Record
 from pyrula.kafka.replayers import Replayers
 from pyrula.workflows import Context, SystemClock, step
 from pyrula.workflows.definition import WorkflowDefinition
@@ -36,6 +37,10 @@ async def echo(number: int) -> int:
 
 
 NOTE: ContextVar[int | None] = ContextVar("NOTE", default=None)
+
+
+class Value:
+    """Something of a body's own."""
 
 
 class Rig:
@@ -321,6 +326,31 @@ async def test_bodies_of_several_steps_have_the_runs_of_those_that_have_ended(ma
         entry, witnessed = decode_row(data)
         assert (entry.op, entry.value) == (str(index + 1), b"%d" % (at + index))
         assert witnessed == str(PrintParts(0, crc32(b"%d" % at), crc32(b"%d" % at)))
+
+
+async def test_nothing_is_kept_of_records_when_no_more_come() -> None:
+    """They may be large, and there are as many runs to be used again as bodies were in flight at once."""
+    steps = {0: 0, 1: 1, 2: 3}
+    values: list[weakref.ref[Value]] = []
+
+    async def body(ctx: Context, record: Record[Any]) -> None:
+        value = Value()
+        values.append(weakref.ref(value))
+        for _ in range(steps[record.offset % 3]):
+            await ctx.step(take, value)
+
+    @step
+    async def take(value: Value) -> str:
+        return "x" * 100
+
+    async with rig(body, concurrency=20) as made:
+        made.feed(60)
+        read = [weakref.ref(record) for record in made.partition.lanes.waiting()]
+        assert len(read) == 60
+        await made.until(lambda: made.done == 60)
+        # The log is known again by two of them, the first and the last that is done.
+        await made.until(lambda: sum(record() is not None for record in read) == 2)
+        assert not any(value() for value in values)
 
 
 async def test_what_is_left_of_a_body_of_several_steps_knows_its_own_run(made_runs: list[int]) -> None:
