@@ -49,6 +49,7 @@ class RecordRun(Execution):
 
     origin: RawRecord
     offset: int  # of the record, which takes longer to say it
+    flush: Flush | None
     partition: "Partition"
     row_end: bytes | None  # with the record's fingerprint, which all rows of the run have in common
     rides: Flush | None
@@ -58,7 +59,7 @@ class RecordRun(Execution):
     @property
     def durable(self) -> bool:
         """Whether every row of the run is acknowledged."""
-        flush: Flush | None = self.flush
+        flush = self.flush
         return flush is None or (flush.done and flush.error is None)
 
     @property

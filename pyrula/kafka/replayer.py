@@ -30,6 +30,7 @@ class Replayer(Drive):
 
     __slots__ = ("busy", "called", "context", "head")
 
+    run: RecordRun
     called: asyncio.Future[None]
 
     def __init__(self) -> None:

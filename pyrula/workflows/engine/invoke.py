@@ -1,7 +1,6 @@
 """Calls of what users write: a body, an attempt of a step. Each is a generator, entered by hand in its own context.
 
-A generator can be resumed without a wrapper, unlike a coroutine. These stay interpreted in a compiled wheel: compiled
-ones can't `yield from` a coroutine.
+A generator can be resumed without a wrapper, unlike a coroutine.
 """
 
 from collections.abc import Generator

@@ -87,7 +87,7 @@ class Run:
         kwargs: dict[str, Any] | None = None,
         *,
         journal: Journal | None = None,
-        origin: Any = None,
+        origin: object = None,
         attempt: int = 1,
         clock: Clock,
     ) -> None:
