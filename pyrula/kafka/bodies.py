@@ -72,6 +72,7 @@ class Bodies:
         done: list[RawRecord] = []
         told: list[RecordRun] = []
         taken = more = 0
+        run: RecordRun
         present: Replayer | None = replayer
         _enter_task(loop, replayer.task)
         try:

@@ -30,7 +30,6 @@ class Replayer(Drive):
 
     __slots__ = ("busy", "called", "context", "head")
 
-    run: RecordRun
     called: asyncio.Future[None]
 
     def __init__(self) -> None:

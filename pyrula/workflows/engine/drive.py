@@ -58,7 +58,7 @@ class Drive:
         "yielded",
     )
 
-    run: Run
+    run: Any  # a Run, of the kind that its host has
     variables: Any  # a Context, until the body has ended
     trusted: bool
 
@@ -106,7 +106,8 @@ class Drive:
 
         `early` cancelled the task before it came to wait for what the body waits for.
         """
-        run, enter, cancelling = self.run, self.variables.run, self.task.cancelling
+        run: Run = self.run
+        enter, cancelling = self.variables.run, self.task.cancelling
         send, throw = run.body.send, run.body.throw
         before = self._base
         yielded = self.yielded
@@ -157,7 +158,7 @@ class Drive:
         if not isinstance(error, asyncio.CancelledError):
             return
         self._thrown = error
-        run = self.run
+        run: Run = self.run
         others = self.task.cancelling() - self._base - self.own
         if others > 0 and run.stopped is None and run.crew is None and run.alarms is None:
             # No timer, group or time-out of the body can have done it: its caller is being cancelled.
