@@ -135,6 +135,7 @@ class Execution(Attended):
             if yielded is not ENDED:
                 return None
         except BaseException as its_own:
+            drive.yielded = ENDED
             if is_interrupt(its_own):
                 raise
             raised = its_own

@@ -328,6 +328,27 @@ async def test_bodies_of_several_steps_have_the_runs_of_those_that_have_ended(ma
         assert witnessed == str(PrintParts(0, crc32(b"%d" % at), crc32(b"%d" % at)))
 
 
+async def test_a_body_that_makes_tasks_follows_one_that_failed_after_its_rows() -> None:
+    async def body(ctx: Context, number: int) -> None:
+        if number == 0:
+            await ctx.step(echo, number)
+            await ctx.step(echo, number)
+            raise ValueError("it fails where it was resumed")
+        await asyncio.gather(asyncio.sleep(0), asyncio.sleep(0))
+
+    async with rig(body) as made:
+        failed: list[int] = []
+        endings = made.pool._completions._endings
+        endings.end = lambda run, outcome: failed.append(run.offset)  # type: ignore[method-assign]
+        made.gate.clear()
+        made.feed(2)
+        await made.until(lambda: made.done == 1)
+        made.gate.set()
+        await made.until(lambda: failed == [0])
+        made.feed(6)
+        await made.until(lambda: made.done == 7)
+
+
 async def test_nothing_is_kept_of_records_when_no_more_come() -> None:
     """They may be large, and there are as many runs to be used again as bodies were in flight at once."""
     steps = {0: 0, 1: 1, 2: 3}
