@@ -54,7 +54,7 @@ class Rig:
         binding = Binding(
             WorkflowDefinition(body, name="body"), topic="orders", group="billing", max_concurrency=concurrency
         )
-        endings = RunEndings(cast(Outputs, None), lambda: None)
+        self.endings = endings = RunEndings(cast(Outputs, None), lambda: None)
         self.pool = endings.pool = Replayers(binding, endings, SystemClock())
         self.commits = GroupCommit(self._write)
         self.partition = Partition(
@@ -338,8 +338,7 @@ async def test_a_body_that_makes_tasks_follows_one_that_failed_after_its_rows() 
 
     async with rig(body) as made:
         failed: list[int] = []
-        endings = made.pool._completions._endings
-        endings.end = lambda run, outcome: failed.append(run.offset)  # type: ignore[method-assign]
+        made.endings.end = lambda run, outcome: failed.append(run.offset)  # type: ignore[method-assign]
         made.gate.clear()
         made.feed(2)
         await made.until(lambda: made.done == 1)
