@@ -37,7 +37,7 @@ OnOutage = Callable[[float | None, Exception | None], None]
 _BATCHES_A_WRITE = 32
 # So many rows are a flush worth its cost. They don't wait for what the last flush has woken, so that the store has
 # something to do meanwhile.
-_ENOUGH_ROWS = 96
+_ENOUGH_ROWS = 64
 _FIRST_DELAY, _LAST_DELAY = 0.05, 1.0
 
 
