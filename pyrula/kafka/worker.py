@@ -118,13 +118,16 @@ class KafkaWorker:
         self._stopping.ask()
 
     async def run(self) -> None:
-        """Work until stop() or a signal. Raises ConfigurationError, BrokerError or StoreUnavailable at its start.
+        """Work until stop() or a signal. Once per worker object. Raises ConfigurationError, BrokerError or
+        StoreUnavailable at its start.
 
         Meanwhile Python looks for cyclic garbage more rarely: gc's first threshold is 20,000, unless it is higher or 0.
 
         A process that is told to end by a signal ends: if the loop is still there 10 s after drain_timeout (a thread of
         the body's own that asyncio.run waits for, say), it is ended then.
         """
+        if self._stopping.begun:
+            raise RuntimeError("a worker runs once: make another one")
         loop = asyncio.get_running_loop()
         self._stopping.begin(loop)
         self._backfills = loop.create_future()
