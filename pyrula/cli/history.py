@@ -17,9 +17,10 @@ from pyrula.workflows.store.runs import LINKS_KEPT, RETENTION_SECONDS
 __all__ = ["add_command"]
 
 _HELP = """\
-Write a run's history as JSON: its journal, params and version, all that pyrula.workflows.testing.replay needs to run it
-against the code of another day. Values are in it as they were journaled, secrets too. An id of any link of a run that
-continued as new is its live link, or that of --link. Nothing of the run changes.
+Write a run's history as JSON: its journal, params and version, all that pyrula.workflows.testing.replay (of a record's
+run pyrula.kafka.testing.replay_record_run) needs to run it against the code of another day. Values are in it as they
+were journaled, secrets too. An id of any link of a run that continued as new is its live link, or that of --link.
+Nothing of the run changes.
 """
 
 

@@ -4,6 +4,7 @@ The run is replayed read-only, as a submitted one is: nothing is written, nothin
 """
 
 from pyrula.kafka.binding import Binding
+from pyrula.kafka.record import Record
 from pyrula.kafka.stored_record import StoredRecord
 from pyrula.workflows.clock import Clock
 from pyrula.workflows.replaying import replayed
@@ -29,7 +30,8 @@ async def answered(binding: Binding, history: History, query: Query, clock: Cloc
         return encode_refusal(Failure("", text))
     stored = StoredRecord.decode(history.params)
     args, kwargs = binding.arguments(stored, stored.place)
+    record = Record.of(stored, stored.value, stored.place)
     async with replayed(
-        workflow, query.run_id, kwargs, history.rows, args=args, clock=clock, attempt=history.attempt
+        workflow, query.run_id, kwargs, history.rows, args=args, clock=clock, attempt=history.attempt, record=record
     ) as run:
         return await run.query(query.name, query.payload)

@@ -14,19 +14,18 @@ from typing import Any
 
 from pyrula.workflows.client import RunHandle
 from pyrula.workflows.client.explain import explained
-from pyrula.workflows.clock import ManualClock, SystemClock, to_seconds
-from pyrula.workflows.codec import loads
+from pyrula.workflows.clock import ManualClock, to_seconds
 from pyrula.workflows.context import Context
 from pyrula.workflows.definition import StepDefinition, WorkflowDefinition, step_of
-from pyrula.workflows.errors import NonDeterminismError, PyrulaError, PyrulaWarning
+from pyrula.workflows.errors import PyrulaError, PyrulaWarning
 from pyrula.workflows.execution import Output
 from pyrula.workflows.inline import Driver, Starter
-from pyrula.workflows.loops import give_back, prepare
 from pyrula.workflows.params import Params
-from pyrula.workflows.replaying import replayed
+from pyrula.workflows.replaying import check_fit, check_history
 from pyrula.workflows.store.history import History
 from pyrula.workflows.store.lifecycle import TERMINAL, RunStatus
 from pyrula.workflows.store.memory import MemoryStore
+from pyrula.workflows.store.record_changes import RecordId
 from pyrula.workflows.store.refusals import RunNotFoundError
 
 __all__ = ["History", "MockNameWarning", "NothingMoves", "WorkflowTestEnv", "replay"]
@@ -280,38 +279,19 @@ async def replay(
     """Run a saved history against today's code: `await handle.history()`, or `History.load(file)`.
 
     Raises NonDeterminismError if they don't fit, ValueError if the body takes other params now. No step is executed:
-    what the body asks for beyond its history is never answered. `timeout` is for a body that never comes to rest.
+    what the body asks for beyond its history is never answered. `timeout` is for a body that never comes to rest. The
+    history of a record's run is for `pyrula.kafka.testing.replay_record_run`, which has the binding read the record.
     """
-    if not isinstance(history, History):
+    if not isinstance(workflow, WorkflowDefinition):
         raise TypeError(
-            f"replay() takes a History, not {history!r:.100}: `await handle.history()`, or History.load(path)"
+            f"replay() takes the workflow, not {workflow!r:.100}; a Binding, with the history of a record's run, is "
+            "for pyrula.kafka.testing.replay_record_run(binding, history)"
         )
-    if workflow.name != history.name:
+    check_history(workflow, history, "replay()")
+    if RecordId.parse(history.run_id) is not None:
         raise ValueError(
-            f"the history of run {history.run_id} is one of workflow {history.name!r}, not of {workflow.name!r}"
+            f"run {history.run_id} is a record's, which its binding reads: write "
+            "`await pyrula.kafka.testing.replay_record_run(binding, history)` instead of replay()"
         )
-    loop = asyncio.get_running_loop()
     seconds = to_seconds(timeout, "replay(timeout=)", zero=False)
-    prepare(loop)
-    try:
-        async with replayed(
-            workflow,
-            history.run_id,
-            Params.of(workflow).decode(history.params),
-            history.rows,
-            clock=SystemClock(),
-            tenant=(history.owner, loads(history.metadata)),
-            attempt=history.attempt,
-        ) as run:
-            try:
-                async with asyncio.timeout(seconds):
-                    await run.come_to_rest()
-            except TimeoutError:
-                raise NonDeterminismError(
-                    f"run {history.run_id} ({history.name}) didn't come to rest within {seconds:g} s: its body waits "
-                    "for something that isn't journaled, where its journal goes on; such waits belong in steps"
-                ) from None
-            if run.stopped == "paused" and run.error is not None:
-                raise run.error
-    finally:
-        give_back(loop)
+    await check_fit(workflow, history, Params.of(workflow).decode(history.params), seconds=seconds)

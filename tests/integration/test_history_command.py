@@ -7,8 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from pyrula.workflows import Context, NonDeterminismError, ValkeyStore, WorkerOptions, WorkflowWorker, workflow
+from pyrula.kafka import Record
+from pyrula.kafka.testing import replay_record_run
+from pyrula.workflows import (
+    Context,
+    NonDeterminismError,
+    ValkeyStore,
+    WorkerOptions,
+    WorkflowClient,
+    WorkflowWorker,
+    workflow,
+)
 from pyrula.workflows.testing import History, replay
+from tests.integration.rig import Rig
+from tests.services.topics import Message
 from tests.services.waiting import wait_until_async
 
 
@@ -23,6 +35,15 @@ async def links(ctx: Context, number: int) -> int:
         await ctx.continue_as_new({"number": doubled})
     await ctx.wait_for_signal("go", timeout=600)
     return doubled
+
+
+@workflow(name="history_record")
+async def of_a_record(ctx: Context, order: Record[dict[str, int]]) -> None:
+    doubled = await ctx.step(double, order.value["number"])
+    assert order.key == b"k"
+    if doubled > 10:
+        await ctx.wait_for_signal("go")
+    await ctx.step(double, doubled)
 
 
 async def pyrula(folder: Path, *arguments: str) -> tuple[int, str, str]:
@@ -93,6 +114,39 @@ async def test_a_runs_history_is_saved_and_replayed(valkey: str, namespace: str,
         await run.cancel()
         worker.stop()
         await working
+
+
+async def test_the_history_of_a_records_run_is_saved_and_replayed(rig: Rig, tmp_path: Path) -> None:
+    await rig.create()
+    await rig.produce([Message(b"k", b'{"number":4}'), Message(b"k", b'{"number":6}')])
+    binding = rig.binding(of_a_record, keep="all")
+    store = ["--store", rig.valkey, "--namespace", rig.namespace]
+    async with rig.running(binding), WorkflowClient(ValkeyStore(rig.valkey, namespace=rig.namespace)) as client:
+        await rig.until_committed(1)
+        ended, waiting = [await client.record_run(binding, 0, offset) for offset in (0, 1)]
+
+        async def waits() -> bool:
+            return await waiting.status() == "signal_waiting"
+
+        await rig.until(waits, "the second record's run to wait")
+        with pytest.raises(ValueError, match=r"\(signal_waiting\) lacks its record"):
+            await replay_record_run(binding, await waiting.history())
+        assert await waiting.cancel() == "cancelled"
+        await rig.until_committed(2)
+        for run in (ended, waiting):
+            status, said, told = await pyrula(tmp_path, "history_record", run.run_id, "--out", "saved.json", *store)
+            assert (status, said) == (0, ""), told
+            saved = History.load(tmp_path / "saved.json")
+            assert saved.run_id == run.run_id
+            assert saved.rows
+            await replay_record_run(binding, saved)
+
+            @workflow(name="history_record")
+            async def changed(ctx: Context, order: Record[dict[str, int]]) -> None:
+                await ctx.sleep(order.value["number"])
+
+            with pytest.raises(NonDeterminismError, match=r"(?s)double.*attempted: sleep"):
+                await replay_record_run(rig.binding(changed), saved)
 
 
 async def test_a_store_that_does_not_answer_is_named(tmp_path: Path) -> None:
