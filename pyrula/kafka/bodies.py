@@ -151,6 +151,7 @@ class Bodies:
         run.offset = -1 if record is None else record.offset
         run.row_end = run.rides = None
         run.expired = False
+        run.cut_short = 0
         run.started = monotonic()
         run.resumable = self._run_timeout is None
         return run
@@ -262,10 +263,14 @@ class Bodies:
             self._ended(run, outcome)
         except Exception as error:  # noqa: BLE001 - one record must not end the replayer
             self._broken(run, replayer, error)
-        except BaseException:
-            run.partition.running.pop(run.offset, None)
-            self._shares.count(run.partition, -1)
-            raise
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError) or self._crew.stopped:
+                run.partition.running.pop(run.offset, None)
+                self._shares.count(run.partition, -1)
+                raise
+            # By somebody who knew this task from a record before; it is cut.
+            self._leaves(run, replayer)
+            self._ended(run, Outcome("cut"))
 
     async def _limited(self, run: RecordRun, cancelled: asyncio.CancelledError | None) -> Outcome:
         assert self._run_timeout is not None

@@ -33,10 +33,17 @@ log = logging.getLogger("pyrula.kafka")
 # So many runs that don't match today's code within a minute mean a wrong deploy: the binding stops.
 MISMATCHES = 20
 MISMATCH_SECONDS = 60.0
+# A run that a stranger cut begins again so often at most, after so many seconds and each time twice as many.
+AGAIN_AT_MOST = 6
+AGAIN_SECONDS = 0.1
 
 
 class RunTimeout(PyrulaError):
     """A run took longer than its binding's run_timeout."""
+
+
+class BodyCancelled(PyrulaError):
+    """The task of a record's run was cancelled again and again, and not by the run."""
 
 
 class NoNextLink(PyrulaError):
@@ -110,6 +117,8 @@ class RunEndings:
             self._when_durable(run, partial(self._dispose, partition, run.origin, NoNextLink(run.run_id), run))
         elif run.expired:
             self._failed(run, RunTimeout(f"the run took longer than run_timeout={self.pool.binding.run_timeout} s"))
+        elif run.error is None:
+            self._begin_again(run)
         else:
             # Cut although the partition is open: its token was superseded. The assignment is about to drop it.
             self._release(partition)
@@ -207,6 +216,25 @@ class RunEndings:
             return
         pool.stats.failed += 1
         self._when_durable(run, partial(self._dispose, partition, run.origin, error, run))
+
+    def _begin_again(self, run: RecordRun) -> None:
+        """Somebody cancelled the task that the body ran in: a record before it may have left a timer behind."""
+        partition = run.partition
+        again = run.again()
+        again.cut_short = run.cut_short + 1
+        if again.cut_short > AGAIN_AT_MOST:
+            self._failed(run, BodyCancelled(f"its task was cancelled from outside {again.cut_short} times"))
+            return
+        if again.host is not partition:
+            partition.addressed[run.offset].next_round(again)
+        log.warning(
+            "%s offset %d: the task of its run (%s) was cancelled from outside, perhaps by what an earlier body left "
+            "behind: tasks are used again, so nothing may keep asyncio.current_task() or an asyncio.timeout() open "
+            "after its body's end; the run begins again from its journal",
+            partition.tp, run.offset, run.run_id,
+        )  # fmt: skip
+        self.later(again, AGAIN_SECONDS * 2**run.cut_short)
+        self._release(partition)
 
     def later(self, run: RecordRun, delay: float) -> None:
         """The run begins its next round in so many seconds, its lane held."""

@@ -45,7 +45,7 @@ class RecordRun(Execution):
     While the run waits for nothing but a flush, with its body suspended or ended, it `rides` on it.
     """
 
-    __slots__ = ("expired", "offset", "partition", "rides", "row_end", "started")
+    __slots__ = ("cut_short", "expired", "offset", "partition", "rides", "row_end", "started")
 
     origin: RawRecord
     offset: int  # of the record, which takes longer to say it
@@ -55,6 +55,7 @@ class RecordRun(Execution):
     rides: Flush | None
     started: float
     expired: bool
+    cut_short: int  # how often, by a stranger
 
     @property
     def durable(self) -> bool:

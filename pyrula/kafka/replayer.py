@@ -64,7 +64,7 @@ class Crew:
         self._tell_free = free
         self._free: list[Replayer] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopped = False
+        self.stopped = False
 
     def take(self, most: int) -> Replayer | None:
         """One that is free. None: there will be in the next turn, if there are to be more; `most` in all."""
@@ -107,7 +107,7 @@ class Crew:
             except asyncio.CancelledError as error:
                 cancelled = error
                 if not replayer.busy and replayer.head is None:
-                    if self._stopped:
+                    if self.stopped:
                         raise
                     if replayer in self._free:
                         self._free.remove(replayer)
@@ -122,7 +122,7 @@ class Crew:
 
     async def stop(self) -> None:
         """End the tasks; their runs must have ended before."""
-        self._stopped = True
+        self.stopped = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

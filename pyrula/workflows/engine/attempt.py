@@ -121,17 +121,31 @@ def _carry(
 ) -> Generator[Any, Any, Any]:
     """Awaits by hand, in the attempt's own context."""
     alarm = None if seconds is None else _Alarm(run, seconds)
-    cancelled = False
+    task = asyncio.current_task()
+    assert task is not None
+    drive = run.drive if run.crew is None else None
+    # The body may have cancelled its task before it asked for the step; then it is to hear of it.
+    pending = run.crew is None and task.cancelling() > (0 if drive is None else drive.known)
+    cancelled, standing = False, task.cancelling()
+    run.attempting = True
     try:
         while True:
+            standing = task.cancelling()
             try:
                 yield yielded
             except BaseException as error:  # noqa: BLE001 - it is passed on to the step
-                cancelled = cancelled or isinstance(error, (asyncio.CancelledError, GeneratorExit))
+                if isinstance(error, GeneratorExit):
+                    cancelled = True
+                elif isinstance(error, asyncio.CancelledError):
+                    # Else what the attempt awaits was cancelled, by others or by itself.
+                    cancelled = pending or run.stopped is not None or task.cancelling() > standing
+                    pending = False
                 if alarm is not None:
                     alarm.heard()
+                standing = task.cancelling()
                 yielded = variables.run(steps.throw, error)
             else:
+                standing = task.cancelling()
                 yielded = variables.run(steps.send, None)
     except StopIteration:
         if alarm is not None and alarm.rang:
@@ -142,6 +156,8 @@ def _carry(
             raise _too_long(seconds) from error
         if not cancelled:
             raise OwnExit(error) from error
+        if run.crew is None and run.drive is not None:
+            run.drive.give_way(standing)
         raise
     except EXITS as error:
         if is_interrupt(error) or (cancelled and isinstance(error, GeneratorExit)):
@@ -152,6 +168,7 @@ def _carry(
             raise _too_long(seconds) from error
         raise
     finally:
+        run.attempting = False
         if alarm is not None:
             alarm.timer.cancel()
 

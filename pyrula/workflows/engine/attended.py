@@ -143,6 +143,15 @@ class Attended(Run):
         again.journal = again.journal.without(set())
         return again
 
+    def again(self) -> Self:
+        """The same round once more, an object of the same class: what was journaled is replayed. Of a run that was cut
+        though nothing was wrong with it."""
+        again = copy(self)
+        again.reset()
+        if self.journal is not None:
+            again.journal = self.journal.without(set())
+        return again
+
     def note_failure(self, error: BaseException) -> None:
         """Where a retry would go on, for whoever has the run then: it won't have the error."""
         if self.talking is not None:

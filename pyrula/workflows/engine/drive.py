@@ -158,9 +158,19 @@ class Drive:
         if not isinstance(error, asyncio.CancelledError):
             return
         self._thrown = error
+        # If a step waits, a time-out or group of its own may have done it; if not, it gives way later.
+        if not self.run.attempting:
+            self.give_way(self.task.cancelling())
+
+    @property
+    def known(self) -> int:
+        """How many cancellations of the task were there before, or are the body's own."""
+        return self._base + self.own
+
+    def give_way(self, cancelling: int) -> None:
+        """The task was cancelled so many times when it was woken, and what was executed doesn't claim it."""
         run: Run = self.run
-        others = self.task.cancelling() - self._base - self.own
-        if others > 0 and run.stopped is None and run.crew is None and run.alarms is None:
+        if cancelling > self.known and run.stopped is None and run.crew is None and run.alarms is None:
             # No timer, group or time-out of the body can have done it: its caller is being cancelled.
             self._rounds = 1
             self._timer = self._loop.call_later(ROUND_SECONDS, self._next_round, context=Context())

@@ -41,6 +41,13 @@ class DriveLike(Protocol):
     def mark(self) -> None:
         """The run has a crew from now on."""
 
+    @property
+    def known(self) -> int:
+        """How many cancellations of the task were there before, or are the body's own."""
+
+    def give_way(self, cancelling: int) -> None:
+        """The task was cancelled so many times when it was woken, and what was executed doesn't claim it."""
+
     def abort(self) -> None:
         """Cancels the body, as if its task was cancelled."""
 

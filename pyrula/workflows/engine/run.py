@@ -55,6 +55,7 @@ class Run:
         "alarms",
         "args",
         "attempt",
+        "attempting",
         "body",
         "clock",
         "crew",
@@ -99,6 +100,7 @@ class Run:
         self.journal = journal
         self.origin = origin
         self.attempt = attempt
+        self.attempting = False  # a step's code has suspended, on the straight path
         self.clock = clock
         self.flush: Any = None
         self.outputs: list[Output] | None = None
@@ -128,6 +130,7 @@ class Run:
         self.outputs = self.machine = self.stopped = self.result = self.body = None
         self.drive = self.crew = self.alarms = self.unfinished = self._remains = self.in_place = None
         self.straight = True
+        self.attempting = False
         if self.desk is not None:
             self.desk.reset()
 

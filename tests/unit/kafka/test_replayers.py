@@ -12,7 +12,7 @@ from zlib import crc32
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
-from pyrula.kafka import replayers
+from pyrula.kafka import endings, replayers
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.buffer import Bounds
 from pyrula.kafka.endings import RunEndings
@@ -346,6 +346,60 @@ async def test_a_body_that_makes_tasks_follows_one_that_failed_after_its_rows() 
         await made.until(lambda: failed == [0])
         made.feed(6)
         await made.until(lambda: made.done == 7)
+
+
+async def test_a_record_whose_task_is_cancelled_by_what_another_left_behind_begins_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bodies: list[int] = []
+    stepped: list[int] = []
+    tasks: list[asyncio.Task[Any]] = []
+
+    @step
+    async def once(number: int) -> int:
+        stepped.append(number)
+        return number
+
+    async def body(ctx: Context, number: int) -> None:
+        bodies.append(number)
+        if number == 0:
+            tasks.append(cast("asyncio.Task[Any]", asyncio.current_task()))
+            return
+        assert await ctx.step(once, number) == number
+        await asyncio.sleep(0.05)
+        await ctx.step(echo, number)
+
+    async with rig(body, concurrency=1) as made:
+        made.feed(4)
+        await made.until(lambda: stepped == [1])
+        await asyncio.sleep(0)
+        assert tasks[0].cancel()
+        await made.until(lambda: made.done == 4)
+        assert made.partition.tracker.committable() == 4
+    assert bodies == [0, 1, 1, 2, 3] or bodies == [0, 1, 2, 1, 3] or bodies == [0, 1, 2, 3, 1]
+    assert sorted(stepped) == [1, 2, 3]
+    assert "offset 1: the task of its run" in caplog.text
+
+
+async def test_a_record_whose_task_is_cancelled_again_and_again_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endings, "AGAIN_SECONDS", 0.0001)
+    failed: list[BaseException] = []
+    monkeypatch.setattr(RunEndings, "_failed", lambda _, run, error: failed.append(error))
+    begun: list[asyncio.Task[Any]] = []
+
+    async def body(ctx: Context, number: int) -> None:
+        begun.append(cast("asyncio.Task[Any]", asyncio.current_task()))
+        await asyncio.sleep(60)
+
+    async with rig(body) as made:
+        made.feed(1)
+        for times in range(1, endings.AGAIN_AT_MOST + 2):
+            await made.until(lambda times=times: len(begun) == times)
+            await asyncio.sleep(0.001)
+            begun[-1].cancel()
+        await made.until(lambda: failed)
+    assert isinstance(failed[0], endings.BodyCancelled)
+    assert "cancelled from outside 7 times" in str(failed[0])
 
 
 async def test_nothing_is_kept_of_records_when_no_more_come() -> None:
