@@ -142,7 +142,13 @@ class Codec(ABC):
         """The JSON and the decoded form. SerializationError; `what` names the value there: "step `charge`"."""
 
     def encode_message(self, value: Any, what: str, limit: int = MAX_VALUE) -> bytes:
-        """The JSON of a value that leaves Pyrula: other readers wouldn't take a text for the number it stands for."""
+        """A value that leaves Pyrula: its JSON, where other readers wouldn't take a text for the number it stands for;
+        bytes as they are, if they are declared."""
+        if isinstance(value, bytes):
+            self.encode(b"", what)
+            if len(value) > limit:
+                raise SerializationError(f"{what}: the value has {len(value):,} bytes, the limit is {limit:,}")
+            return value
         data, decoded = self.encode(value, what, limit)
         try:
             if b'"NaN"' in data or b'Infinity"' in data:

@@ -505,6 +505,13 @@ def test_a_number_that_the_journal_keeps_as_text_is_no_message(annotation: Any, 
 
 def test_other_results_are_messages_as_they_are_journaled() -> None:
     assert Codec.of(str).encode_message("NaN", WHAT) == b'"NaN"'
+    assert Codec.of(bytes).encode_message(b"\xff raw", WHAT) == b"\xff raw"
+    assert Codec.of(bytes | None).encode_message(b"", WHAT) == b""
+    with pytest.raises(SerializationError, match="the value has 11 bytes, the limit is 10"):
+        Codec.of(bytes).encode_message(b"x" * 11, WHAT, 10)
+    for undeclared in (Codec.of(), Codec.of(str), Codec.of(dict)):
+        with pytest.raises(SerializationError):
+            undeclared.encode_message(b"raw", WHAT)
     assert Codec.of(list[str]).encode_message(["Infinity"], WHAT) == b'["Infinity"]'
     with pytest.raises(SerializationError, match="64 bits"):
         Codec.of(int).encode_message(1 << 64, WHAT)
