@@ -219,12 +219,12 @@ class RunEndings:
 
     def _begin_again(self, run: RecordRun) -> None:
         """Somebody cancelled the task that the body ran in: a record before it may have left a timer behind."""
-        partition = run.partition
-        again = run.again()
-        again.cut_short = run.cut_short + 1
-        if again.cut_short > AGAIN_AT_MOST:
-            self._failed(run, BodyCancelled(f"its task was cancelled from outside {again.cut_short} times"))
+        partition, times = run.partition, run.cut_short + 1
+        if times > AGAIN_AT_MOST:
+            self._failed(run, BodyCancelled(f"its task was cancelled from outside {times} times"))
             return
+        again = run.again()
+        again.cut_short = times
         if again.host is not partition:
             partition.addressed[run.offset].next_round(again)
         log.warning(

@@ -123,10 +123,9 @@ def _carry(
     alarm = None if seconds is None else _Alarm(run, seconds)
     task = asyncio.current_task()
     assert task is not None
-    drive = run.drive if run.crew is None else None
     # The body may have cancelled its task before it asked for the step; then it is to hear of it.
-    pending = run.crew is None and task.cancelling() > (0 if drive is None else drive.known)
-    cancelled, standing = False, task.cancelling()
+    pending = run.crew is None and task.cancelling() > (0 if run.drive is None else run.drive.known)
+    cancelled = False
     run.attempting = True
     try:
         while True:
