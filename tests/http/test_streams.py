@@ -171,7 +171,7 @@ async def test_over_a_kill_of_the_worker_and_broken_connections(site: Site, work
     servers = [await site.local(), await site.local()]
     for worker in workers:
         worker.wait_for_line("ready")
-    run = await client.submit(STEPS, {"steps": 30, "seconds": 0.25})
+    run = await client.submit(STEPS, {"steps": 30, "seconds": 0.25, "hold_at": 20})
     path = f"/{quote(STEPS, safe='')}/stream/{run}"
     sent: list[Sent] = []
     connections = kills = 0
@@ -185,6 +185,8 @@ async def test_over_a_kill_of_the_worker_and_broken_connections(site: Site, work
             if steps >= (5, 12, 10**9)[kills]:
                 await kill_the_holder(client, run, workers)
                 kills += 1
+                if kills == 2:
+                    await run.update("go")
             if len(sent) >= until:
                 break
         await stream.aclose()

@@ -73,8 +73,18 @@ async def counts(ctx: Context, left: int = 3, steps: int = 2) -> int:
 
 
 @workflow(name="http steps/a b%é", version="2")
-async def steps(ctx: Context, steps: int = 5, seconds: float = 0.0) -> int:
+async def steps(ctx: Context, steps: int = 5, seconds: float = 0.0, hold_at: int | None = None) -> int:
+    """At hold_at it executes on and on, never parked, until the update "go"."""
+    held = True
+
+    def go() -> None:
+        nonlocal held
+        held = False
+
+    ctx.on_update("go", go)
     for number in range(steps):
+        while number == hold_at and held:
+            await ctx.sleep(0.1)
         await ctx.step(_pay, number)
         await ctx.emit({"done": number})
         if seconds:
