@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import Any, Protocol
 
@@ -189,8 +190,16 @@ async def close_producer(producer: AIOKafkaProducer, flush: float) -> None:
     except (KafkaError, TimeoutError):
         pass
     finally:
-        producer._message_accumulator.fail_all(KafkaConnectionError("the producer was closed"))  # noqa: SLF001
+        _fail_unsent(producer)
         await producer.stop()
+
+
+def _fail_unsent(producer: AIOKafkaProducer) -> None:
+    accumulator = producer._message_accumulator  # noqa: SLF001
+    accumulator.fail_all(KafkaConnectionError("the producer was closed"))
+    for batch in chain.from_iterable(accumulator._batches.values()):  # noqa: SLF001
+        # Whoever waited for room in it is gone; asyncio would complain that nobody saw the error.
+        batch._drain_waiter.exception()  # noqa: SLF001
 
 
 class _Sender:

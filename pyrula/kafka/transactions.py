@@ -232,6 +232,8 @@ class Transactor:
                         self.put(*other)
                     entry.done(refusal(output.topic, error))
                     return False
+                # the first error ends the transaction, and nobody looks at the others
+                answer.add_done_callback(_seen)
                 sent.append((entry, output, answer))
         for entry, output, answer in sent:
             try:
@@ -252,6 +254,11 @@ class Transactor:
         self._broken(self._partition, why)
         for entry in batch:
             entry.done(refused.why if refused is not None and entry is refused.entry else None)
+
+
+def _seen(answer: "asyncio.Future[object]") -> None:
+    if not answer.cancelled():
+        answer.exception()
 
 
 class _Refused(Exception):

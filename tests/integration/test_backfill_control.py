@@ -20,7 +20,6 @@ from pyrula.workflows import (
     step,
     workflow,
 )
-from pyrula.workflows.backfills import Pace
 from tests.integration.rig import OPTIONS, Rig
 from tests.services.topics import Message
 
