@@ -308,7 +308,10 @@ async def test_questions_go_to_one_holder(rig: Rig) -> None:
         await rig.other.ask("03-kaaaaaaaaaa-1-5", query._replace(run_id="03-kaaaaaaaaaa-1-5"), seconds=60)
 
 
-async def test_a_run_of_which_nothing_is_known_is_where_its_holder_says(rig: Rig) -> None:
+async def test_a_run_of_which_nothing_is_known_is_where_its_holder_says(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyrula.workflows.store.record_places._SECONDS", 180.0)
     run = str(rig.id(7))
 
     async def answer() -> None:

@@ -75,6 +75,11 @@ async def slow_rounds(ctx: Context, order: str) -> int:
     return ctx.run.attempt
 
 
+@workflow(name="worker_far_rounds", retry=Retry(max_attempts=2, initial=3600, max_delay=3600, jitter=0))
+async def far_rounds(ctx: Context, order: str) -> None:
+    raise ValueError("not today")
+
+
 @workflow(name="worker_failing")
 async def failing(ctx: Context) -> None:
     raise ValueError("no such card")
@@ -153,10 +158,16 @@ async def test_a_failed_run_is_retried_as_its_workflow_says_with_its_steps_kept(
 
 
 async def test_a_round_that_is_far_off_takes_no_place(workers: Workers) -> None:
-    worker = workers.start(slow_rounds)
-    run = await worker.client.submit(slow_rounds, {"order": "a"})
+    worker = workers.start(far_rounds)
+    run = await worker.client.submit(far_rounds, {"order": "a"})
     await wait_until_async(lambda: _is(run, "retrying"), description="the run to be parked")
     assert worker.held == ()
+    assert await run.cancel() == "cancelled"
+
+
+async def test_a_round_whose_delay_was_waited_for_elsewhere_goes_on(workers: Workers) -> None:
+    worker = workers.start(slow_rounds, park_after=0)
+    run = await worker.client.submit(slow_rounds, {"order": "a"})
     assert await run.result(timeout=180) == 2
     assert charged == {"a": 1}
     assert (await run.detail()).attempt == 2
@@ -295,8 +306,8 @@ async def test_cancel_in_a_step_lets_it_finish_and_the_body_clean_up_once(worker
 
 
 async def test_cancel_of_a_run_in_its_delay_between_rounds(workers: Workers) -> None:
-    worker = workers.start(slow_rounds, park_after=0)
-    run = await worker.client.submit(slow_rounds, {"order": "a"})
+    worker = workers.start(far_rounds, park_after=0)
+    run = await worker.client.submit(far_rounds, {"order": "a"})
     await wait_until_async(lambda: _is(run, "retrying"), description="the run to be parked")
     assert await run.cancel() == "cancelled"
 

@@ -270,8 +270,12 @@ async def test_lateness_is_measured_while_it_is_wanted() -> None:
     courtesy = Courtesy()
     courtesy.start()
     await asyncio.sleep(0)
-    time.sleep(0.1)  # noqa: ASYNC251 - that is the case
-    await wait_until_async(lambda: courtesy.late > 0.005, description="a late tick")
+
+    def late() -> bool:
+        time.sleep(0.1)
+        return courtesy.late > 0.005
+
+    await wait_until_async(late, description="a late tick")
     courtesy.stop()
     courtesy.stop()
 
