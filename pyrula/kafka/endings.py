@@ -113,7 +113,6 @@ class RunEndings:
         elif outcome.status == "paused":
             self._mismatch(run, outcome)
         elif outcome.status == "continued_as_new":
-            self.pool.stats.failed += 1
             self._when_durable(run, partial(self._dispose, partition, run.origin, NoNextLink(run.run_id), run))
         elif run.expired:
             self._failed(run, RunTimeout(f"the run took longer than run_timeout={self.pool.binding.run_timeout} s"))
@@ -214,7 +213,6 @@ class RunEndings:
                 self.later(again, delay)
             self._release(partition)
             return
-        pool.stats.failed += 1
         self._when_durable(run, partial(self._dispose, partition, run.origin, error, run))
 
     def _begin_again(self, run: RecordRun) -> None:
@@ -272,6 +270,7 @@ class RunEndings:
         attempts: int = 0,
     ) -> None:
         """The last word on a record that failed, by the binding's on_failure. No run: it was not made one."""
+        self.pool.stats.failed += 1
         if partition.addresses is not None:
             partition.addresses.on_failure(record, error, run)
         binding, text, since = self.pool.binding, _one_line(error), monotonic()

@@ -65,8 +65,9 @@ class Unfinished:
 @dataclass(slots=True)
 class BindingStats:
     """Counters of one binding since its worker started, and gauges of now. `lag` counts to the end of the log as of the
-    last fetch, so it stands still while a partition isn't read. `held`: records that wait for a person; those in the
-    store as of the last look there, 10 s ago at most."""
+    last fetch, so it stands still while a partition isn't read. `failed`: records that on_failure decided about, since
+    their last attempt failed, they can't be read, or their worker died of them. `held`: records that wait for a person;
+    those in the store as of the last look there, 10 s ago at most."""
 
     binding: str
     completed: int = 0

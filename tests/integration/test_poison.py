@@ -129,7 +129,7 @@ async def test_twenty_bad_among_a_thousand_good(rig: Rig) -> None:
     async with rig.running(rig.binding(take_order)) as running:
         await rig.until_drained()
         (stats,) = running.worker.stats()
-        assert (stats.completed, stats.dead_lettered, stats.retried) == (1_000, 20, 0)
+        assert (stats.completed, stats.failed, stats.dead_lettered, stats.retried) == (1_000, 20, 20, 0)
         assert {event.attempt for event in running.told("dead_lettered")} == {0}
     assert sorted(seen) == list(range(1_000))
     letters = await rig.read(rig.letters)
