@@ -150,7 +150,10 @@ class Lives:
             return None
         following = finished.next
         if self.draining:
-            await ask_until_answered(lambda: self._around.store.release(following.lease))
+            try:
+                await ask_until_answered(lambda: self._around.store.release(following.lease))
+            except LeaseLost as error:
+                log.info("run %s is another worker's already: %s", following.lease.run_id, error)
             return None
         held = self.held[following.lease.run_id] = HeldRun(following, self._around)
         task = asyncio.current_task()
