@@ -359,7 +359,7 @@ def test_many_threads_at_once() -> None:
 
     @step(retry=Retry(max_attempts=1))
     def meet(value: int) -> int:
-        barrier.wait(10)
+        barrier.wait(120)
         return value
 
     async def body(ctx: Context) -> list[int]:

@@ -111,7 +111,7 @@ async def all_ended(runs: list[list[RunHandle[str]]]) -> None:
         return [await run.status() for run in last] == ["completed"] * len(runs)
 
     await wait_until_async(went, description="all to complete", timeout=240, interval=0.5)
-    assert [await run.result(timeout=5) for key in runs for run in key] == [
+    assert [await run.result(timeout=180) for key in runs for run in key] == [
         f"v{n}.{at} ends" for n in range(len(runs)) for at in range(1 + BEHIND)
     ]
 

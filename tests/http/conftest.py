@@ -52,7 +52,7 @@ class Site:
     async def http(self, base_url: str, token: str | None = None) -> httpx.AsyncClient:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         limits = httpx.Limits(max_connections=None)
-        http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30, limits=limits, trust_env=False)
+        http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=120, limits=limits, trust_env=False)
         return await self._stack.enter_async_context(http)
 
     async def local(self, **options: Any) -> httpx.AsyncClient:

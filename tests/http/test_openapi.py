@@ -99,7 +99,7 @@ class Running:
 
     def __enter__(self) -> str:
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(120)
         return self.url
 
     def __exit__(self, *failure: object) -> None:
@@ -119,7 +119,7 @@ def started(url: str) -> list[dict[str, str]]:
     """Runs in several statuses, as path parameters."""
     found = []
     for name, params in (("http_cart", {}), ("http_asks", {}), ("http_fails", {}), ("http_counts", {"left": 2})):
-        answer = httpx.post(f"{url}/{name}/runs", json={"params": params})
+        answer = httpx.post(f"{url}/{name}/runs", json={"params": params}, timeout=120)
         found.append({"name": name, "run_id": answer.json()["run_id"]})
     return found
 
@@ -171,7 +171,7 @@ def tell(url: str, cases: SearchStrategy[Any]) -> list[int]:
         if isinstance(case.body, dict) and is_number(case.body.get("timeout")):
             # long enough for the worker: its 504 is no fault
             case.body["timeout"] = 20
-        answer = case.call(timeout=30)
+        answer = case.call(timeout=120)
         case.validate_response(answer, checks=CHECKS)
         seen.append(answer.status_code)
 

@@ -188,7 +188,7 @@ async def test_a_chain_is_one_run(site: Site, api: Any) -> None:
     await site.worker()
     run = await api.submit("http_counts", {"left": 3})
     assert await run.result(timeout=180) == 1
-    assert await api.handle("http_counts", f"{run}~2").result(timeout=1) == 1
+    assert await api.handle("http_counts", f"{run}~2").result(timeout=180) == 1
 
 
 async def test_any_name_and_any_json(site: Site, api: Any) -> None:

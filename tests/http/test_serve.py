@@ -57,7 +57,10 @@ def serving(folder: Path, tmp_path: Path, *arguments: str) -> Iterator[Served]:
 
 
 def test_the_example_with_its_worker(tmp_path: Path) -> None:
-    with serving(EXAMPLES, tmp_path, "http_orders:worker") as served, httpx.Client(base_url=served.url()) as http:
+    with (
+        serving(EXAMPLES, tmp_path, "http_orders:worker") as served,
+        httpx.Client(base_url=served.url(), timeout=120) as http,
+    ):
         order = {"order": {"id": "o-7", "amount_cents": 500}}
         run_id = http.post("/order/runs", json={"params": order}).json()["run_id"]
         assert http.post(f"/order/runs/{run_id}/signal", json={"signal": "packed", "payload": "shelf 3"}).is_success
@@ -88,7 +91,7 @@ def test_a_store_alone_with_tokens(valkey: str, namespace: str, tmp_path: Path) 
     # a foreign address is served with tokens; this machine reaches it by its own
     with serving(EXAMPLES, tmp_path, *store, "--host", "0.0.0.0", "--tokens", str(tokens)) as served:
         url = served.url().replace("0.0.0.0", "127.0.0.1")
-        with httpx.Client(base_url=url) as http:
+        with httpx.Client(base_url=url, timeout=120) as http:
             assert http.post("/order/runs", json={}).status_code == 401
             http.headers["Authorization"] = f"Bearer {token}"
             answer = http.post("/order/runs", json={"params": {}})
@@ -159,7 +162,7 @@ def test_a_store_that_is_not_as_it_must_be_ends_the_start(valkey: str, namespace
 
 def test_a_store_that_does_not_answer_is_told_of_and_waited_for(tmp_path: Path) -> None:
     with serving(EXAMPLES, tmp_path, f"valkey://127.0.0.1:{free_port()}") as served:
-        with httpx.Client(base_url=served.url()) as http:
+        with httpx.Client(base_url=served.url(), timeout=120) as http:
             assert http.get("/healthz").status_code == 200
             ready = http.get("/readyz")
             assert (ready.status_code, ready.json()["parts"]) == (503, {"store": "unreachable"})

@@ -81,7 +81,7 @@ async def test_what_waits_behind_is_queued_and_follows(rig: Rig, client: Workflo
         await rig.produce(records(b"a", "o5"))
         await rig.until_committed(6)
         await first.signal("paid")
-        assert await (await client.record_run(binding, 0, 5)).result(timeout=30) == "o5"
+        assert await (await client.record_run(binding, 0, 5)).result(timeout=180) == "o5"
         # it is home again: what comes now runs here
         await rig.produce(records(b"a", "o6"))
         await rig.until_committed(7)
@@ -108,7 +108,7 @@ async def test_a_queue_outlives_its_worker(rig: Rig, client: WorkflowClient, sto
         await rig.until(waits, "the second to be the head, and to wait")
     await second.signal("paid")
     async with rig.running(binding):
-        assert await (await client.record_run(binding, 0, 3)).result(timeout=30) == "o3"
+        assert await (await client.record_run(binding, 0, 3)).result(timeout=180) == "o3"
         await rig.produce(records(b"a", "o4"))
         await rig.until_committed(5)
 
@@ -144,7 +144,7 @@ async def test_two_workers_share_the_partitions(rig: Rig, client: WorkflowClient
                 await run.signal("paid")
             last = [await client.record_run(binding, partition, offset) for partition in (0, 1) for offset in (6, 7)]
             for run in last:
-                assert str(await run.result(timeout=30)).startswith("o3")
+                assert str(await run.result(timeout=180)).startswith("o3")
     for key, _ in keys:
         values = [f"{what}{number}-{key.decode()}" for number, what in enumerate("wowo")]
         assert [text for text in executed if f"-{key.decode()} " in text] == in_order(*values)
@@ -165,8 +165,8 @@ async def test_what_has_no_room_waits_in_the_worker(rig: Rig, client: WorkflowCl
         await rig.until_committed(8)  # there is room for it now
         await (await client.record_run(binding, 0, 0)).signal("paid")
         await (await client.record_run(binding, 0, 4)).signal("paid")
-        assert await (await client.record_run(binding, 0, 3)).result(timeout=30) == "o3"
-        assert await (await client.record_run(binding, 0, 6)).result(timeout=30) == "o6"
+        assert await (await client.record_run(binding, 0, 3)).result(timeout=180) == "o3"
+        assert await (await client.record_run(binding, 0, 6)).result(timeout=180) == "o6"
     assert [text for text in executed if text[1] in "0123"] == in_order("w0", "o2", "o3")
 
 
@@ -235,7 +235,7 @@ async def test_a_queued_one_is_cancelled_and_never_begins(rig: Rig, client: Work
         await rig.until_committed(3)
         assert await (await client.record_run(binding, 0, 1)).cancel() == "cancelled"
         await (await client.record_run(binding, 0, 0)).signal("paid")
-        assert await (await client.record_run(binding, 0, 2)).result(timeout=30) == "o2"
+        assert await (await client.record_run(binding, 0, 2)).result(timeout=180) == "o2"
         assert await (await client.record_run(binding, 0, 1)).status() == "cancelled"
     assert executed == in_order("w0", "o2")
 

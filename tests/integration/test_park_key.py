@@ -108,8 +108,8 @@ async def test_the_key_waits_and_follows_a_redrive(
         assert await (await client.record_run(binding, 0, 2)).status() == "queued"
         broken.clear()
         assert await run.retry() == "queued"
-        assert await (await client.record_run(binding, 0, 2)).result(timeout=30) == "o2"
-        assert await run.result(timeout=5) == "o0"
+        assert await (await client.record_run(binding, 0, 2)).result(timeout=180) == "o2"
+        assert await run.result(timeout=180) == "o0"
         with pytest.raises(TransitionRefused):
             await run.retry()
     assert [text for text in executed if "o3" not in text] == both("o0", "o1", "o2")
@@ -133,7 +133,7 @@ async def test_it_waits_for_the_next_worker_too(rig: Rig, client: WorkflowClient
         run = await blocked(rig, client, binding, 0)
         broken.clear()
         await run.retry()
-        assert await (await client.record_run(binding, 0, 2)).result(timeout=30) == "o2"
+        assert await (await client.record_run(binding, 0, 2)).result(timeout=180) == "o2"
     assert executed == both("o0", "o1", "o2")
     attempts = [dict(letter.headers)["pyrula-dlq-attempts"] for letter in await rig.read(rig.letters)]
     assert attempts == [b"1", b"2"]
@@ -168,7 +168,7 @@ async def test_one_that_fails_in_the_store_blocks_its_queue(rig: Rig, client: Wo
         assert await (await client.record_run(binding, 0, 1)).status() == "queued"
         broken.clear()
         await run.retry()
-        assert await (await client.record_run(binding, 0, 1)).result(timeout=30) == "o1"
+        assert await (await client.record_run(binding, 0, 1)).result(timeout=180) == "o1"
     assert executed == both("w0", "o1")
     assert len(await rig.read(rig.letters)) == 1
 
@@ -257,6 +257,6 @@ async def test_the_command_line_lists_redrives_and_discards(
         broken.clear()
         assert await command("redrive", str(second)) == [f"{second} is queued, and goes on at the step that failed"]
         for offset in (1, 3):
-            assert await (await client.record_run(binding, 0, offset)).result(timeout=30) == f"o{offset}"
+            assert await (await client.record_run(binding, 0, offset)).result(timeout=180) == f"o{offset}"
     assert [text for text in executed if text[-1] in "01"] == ["reserve o0", *both("o1")]
     assert [text for text in executed if text[-1] in "23"] == both("o2", "o3")

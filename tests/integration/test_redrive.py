@@ -68,7 +68,7 @@ async def test_a_dead_lettered_record_goes_on_at_the_step_that_failed(rig: Rig, 
         assert await run.status() == "failed"
         broken.clear()
         assert await run.retry() == "queued"
-        value = await run.result(timeout=30)
+        value = await run.result(timeout=180)
         assert value["order"] == "o1"
         assert (value["run"]["redrive"], value["run"]["topic"]) == (1, rig.topic)
         with pytest.raises(TransitionRefused, match="is completed"):
@@ -97,13 +97,13 @@ async def test_one_that_fails_again_is_dead_lettered_again(rig: Rig, client: Wor
         run = await client.record_run(binding, 0, 0)
         await run.retry()
         with pytest.raises(DurableInvocationError, match="no o1"):
-            await run.result(timeout=30)
+            await run.result(timeout=180)
         first, second = await rig.read(rig.letters)
         assert dict(second.headers)["pyrula-dlq-attempts"] == b"2"
         assert dict(first.headers)["pyrula-dlq-run-id"] == dict(second.headers)["pyrula-dlq-run-id"]
         broken.clear()
         await run.retry()
-        assert (await run.result(timeout=30))["run"]["redrive"] == 2
+        assert (await run.result(timeout=180))["run"]["redrive"] == 2
     assert executed == ["reserve o1", "charge o1", "charge o1", "charge o1"]
 
 
@@ -180,7 +180,7 @@ async def test_a_record_that_could_not_be_read_is_redriven_by_code_that_can(rig:
         assert await run.status() == "failed"
     async with rig.running(rig.binding(typed(str))):
         await run.retry()
-        assert await run.result(timeout=30) == "took text"
+        assert await run.result(timeout=180) == "took text"
 
 
 async def test_a_letter_redrives_what_the_store_has_not_kept(rig: Rig, client: WorkflowClient) -> None:
@@ -203,7 +203,7 @@ async def test_a_letter_redrives_what_the_store_has_not_kept(rig: Rig, client: W
         assert again == run
         with pytest.raises(TransitionRefused):
             await client.redrive(letter)
-        assert (await again.result(timeout=30))["run"]["redrive"] == 1
+        assert (await again.result(timeout=180))["run"]["redrive"] == 1
         for offset in (7, -1):
             with pytest.raises(ValueError, match="there is no"):
                 await read_letter(options, rig.letters, stored.partition, offset)
@@ -248,7 +248,7 @@ async def test_the_command_redrives_by_id_by_place_and_by_letter(
             runs, [str(runs[0]), f"{rig.topic}:0:1", f"{rig.letters}:{letter.partition}:{letter.offset}"], strict=True
         ):
             assert await command(which) == (0, f"{run} is queued, and goes on at the step that failed\n")
-            assert (await run.result(timeout=30))["run"]["redrive"] == 1
+            assert (await run.result(timeout=180))["run"]["redrive"] == 1
             status, told = await command(which)
             assert (status, "is completed" in told) == (2, True)
         assert (await command("orders:x:1"))[0] == 2

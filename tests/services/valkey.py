@@ -48,7 +48,7 @@ def _candidates() -> list[str]:
 
 def _version(binary: str) -> tuple[int, int] | None:
     try:
-        answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
+        answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = re.search(r"v=(\d+)\.(\d+)", answer.stdout)

@@ -142,7 +142,7 @@ async def test_a_wake_up_is_enough(client: WorkflowClient, holder: Holder) -> No
     patient = WorkflowClient(client.store, poll_interval=3600)
     run = await patient.submit("client_cart")
     held = await holder.take()
-    one, two = asyncio.create_task(run.result(timeout=180)), asyncio.create_task(run.update("add", timeout=20))
+    one, two = asyncio.create_task(run.result(timeout=180)), asyncio.create_task(run.update("add", timeout=180))
     await held.apply("ok", 1)
     assert await two == 1
     await held.complete([])
@@ -185,7 +185,7 @@ async def test_a_client_may_be_used_again_after_it_was_closed(client: WorkflowCl
 async def test_a_waiting_update_of_a_run_that_is_cancelled_meanwhile(client: WorkflowClient, holder: Holder) -> None:
     run = await client.submit("client_cart")
     held = await holder.take()
-    task = asyncio.create_task(run.update("add", timeout=20))
+    task = asyncio.create_task(run.update("add", timeout=180))
     await held.next_message()
     await held.end_cancelled()
     with pytest.raises(RunFinishedError, match="cancelled"):

@@ -100,7 +100,7 @@ async def test_a_parent_that_fails_takes_its_children_along(workers: Workers) ->
     with pytest.raises(DurableInvocationError, match="no patience"):
         await run.result(timeout=180)
     with pytest.raises(DurableInvocationCancelled):
-        await worker.client.result(child, await child_of(run), timeout=20)
+        await worker.client.result(child, await child_of(run), timeout=180)
 
 
 async def test_a_childs_result_that_comes_while_the_parents_worker_is_dead_is_kept(workers: Workers) -> None:
