@@ -279,6 +279,8 @@ class HandedOverRuns:
             setattr(pool.stats, kind, getattr(pool.stats, kind) + 1)
         if kind == "blocked":
             pool.stats.dead_lettered += 1
+        if kind in ("stopped", "dead_lettered", "blocked", "skipped"):
+            pool.stats.failed += 1
         if kind in ("stopped", "paused", "blocked"):
             self.held_records.look_soon()
         if kind in ("stopped", "dead_lettered", "blocked"):

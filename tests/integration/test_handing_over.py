@@ -179,6 +179,8 @@ async def test_one_that_fails_later_is_dead_lettered(rig: Rig, client: WorkflowC
         await rig.until_committed(2)
         await rig.until(lambda: "reserve o2" in executed, "the next one of the key")
         assert [event.attempt for event in running.told("dead_lettered")] == [2]
+        stats = running.worker.stats()[0]
+        assert (stats.failed, stats.dead_lettered) == (1, 1)
     (letter,) = await rig.read(rig.letters)
     assert (letter.key, letter.value, dict(letter.headers)["pyrula-dlq-attempts"]) == (b"a", b"w1!", b"2")
     assert executed == ["reserve w1!", "ship w1! to ada", "reserve o2"]
