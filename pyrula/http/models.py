@@ -200,14 +200,14 @@ class Updated(BaseModel):
 
 class EventRow(BaseModel):
     type: str
-    at: float = Field(description="seconds since 1970")
+    at: datetime
     data: dict[str, Any]
 
 
 class _Wait(BaseModel):
     kind: str
     name: str
-    deadline: float | None
+    deadline: float | None = Field(description="seconds since 1970")
 
 
 class _Interrupt(BaseModel):

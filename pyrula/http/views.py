@@ -56,7 +56,7 @@ def event_of(event: Event, principal: Principal) -> dict[str, Any]:
         if event.type == "paused" and "reason" in data:
             # a failure, as text
             data["reason"] = dumps(_shown(read_failure(str(data["reason"]).encode())._asdict())).decode()
-    return {"type": event.type, "at": event.at, "data": data}
+    return {"type": event.type, "at": datetime.fromtimestamp(event.at, UTC).isoformat(), "data": data}
 
 
 def schedule_of(schedule: ScheduleInfo, shown_id: str) -> dict[str, Any]:

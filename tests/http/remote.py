@@ -1,7 +1,7 @@
 """The client's interface over HTTP: the same methods, the same exceptions, made from the answers of the API."""
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -146,7 +146,8 @@ class RemoteHandle:
                 return told["value"]
 
     async def events(self) -> list[Event]:
-        return [Event(**event) for event in await self._run("GET", "/events")]
+        told = await self._run("GET", "/events")
+        return [Event(each["type"], datetime.fromisoformat(each["at"]).timestamp(), each["data"]) for each in told]
 
 
 def _error(problem: dict[str, Any]) -> Exception:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -47,7 +48,14 @@ async def in_the_store(client: WorkflowClient, name: str, run_id: str) -> list[t
 def told(sent: list[Sent]) -> list[tuple[str, Event]]:
     assert all(each.event != "end" for each in sent[:-1])
     events = sent[:-1] if sent[-1].event == "end" else sent
-    return [(each.data["run_id"], Event(each.event, each.data["at"], each.data["data"])) for each in events]
+    return [(each.data["run_id"], Event(each.event, seconds(each.data["at"]), each.data["data"])) for each in events]
+
+
+def seconds(moment: str) -> float:
+    """Of a time with its zone."""
+    at = datetime.fromisoformat(moment)
+    assert at.tzinfo is not None
+    return at.timestamp()
 
 
 async def test_a_run_is_followed_to_its_end(site: Site) -> None:
