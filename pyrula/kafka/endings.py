@@ -77,6 +77,7 @@ class RunEndings:
             "skipped": Tally("failed records were skipped"),
             "retrying": Tally("runs failed and are tried again"),
         }
+        self._held = Tally("records are held", logging.ERROR)
         self._refusals: dict[tuple[TopicPartition, int], OutputRefused] = {}
         self.pool: Replayers
 
@@ -124,7 +125,7 @@ class RunEndings:
 
     def close(self) -> None:
         """Tell what was only counted."""
-        for tally in self._tallies.values():
+        for tally in (*self._tallies.values(), self._held):
             tally.flush()
 
     def broken(self, partition: Partition, record: RawRecord, error: Exception) -> None:
@@ -424,7 +425,12 @@ class RunEndings:
         partition.stopped[record.offset] = (
             f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}: {text}"
         )
-        log.log(level, "%s[%d] offset %d is held: %s", *partition.tp, record.offset, text)
+        place = f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}"
+        if level == logging.ERROR:
+            first, _, advice = text.partition("\n")
+            self._held.tell(f"{place} is held: {first}", monotonic(), advice)
+        else:
+            log.log(level, "%s is held: %s", place, text)
         if partition.addresses is not None and not partition.closed:
             partition.addresses.hold(record, text, run)
         self._tell(kind, partition, record, attempts, text, since)

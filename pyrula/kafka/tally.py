@@ -13,29 +13,38 @@ MINUTE = 60.0
 
 
 class Tally:
-    """Warnings of one kind of one binding, such as its dead letters."""
+    """Lines of one kind of one binding, such as its dead letters: warnings, unless `level` says otherwise."""
 
-    __slots__ = ("_count", "_last", "_started", "_what")
+    __slots__ = ("_count", "_last", "_level", "_started", "_told", "_what")
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, level: int = logging.WARNING) -> None:
         self._what = what
+        self._level = level
         self._started = float("-inf")
         self._count = 0
         self._last = ""
+        self._told: set[str] = set()
 
-    def tell(self, text: str, now: float) -> None:
-        """Warn of one case, or count it. `now` is monotonic seconds."""
+    def tell(self, text: str, now: float, advice: str = "") -> None:
+        """Write one case, or count it. `now` is monotonic seconds. The `advice` that follows the text is written once a
+        minute."""
         if now - self._started >= MINUTE:
             self.flush()
             self._started = now
         self._count += 1
-        if self._count <= LINES:
-            log.warning("%s", text)
-        else:
+        if self._count > LINES:
             self._last = text
+        elif advice and advice not in self._told:
+            self._told.add(advice)
+            log.log(self._level, "%s\n%s", text, advice)
+        else:
+            log.log(self._level, "%s", text)
 
     def flush(self) -> None:
-        """Warn of what was only counted."""
+        """Tell of what was only counted."""
         if self._count > LINES:
-            log.warning("%d more %s within a minute; the last: %s", self._count - LINES, self._what, self._last)
+            log.log(
+                self._level, "%d more %s within a minute; the last: %s", self._count - LINES, self._what, self._last
+            )
         self._count = 0
+        self._told.clear()
