@@ -323,7 +323,8 @@ class Context(Talking):
 
     @property
     def record(self) -> Any:
-        """The Kafka record of a run bound to a topic, else None."""
+        """The Kafka record of a run bound to a topic, else None. Its `value` is the bytes as they were sent (None for a
+        tombstone), whatever the body's parameter is; a parameter annotated Record[T] has it decoded."""
         return self._run.host.record(self._run)
 
     @property
