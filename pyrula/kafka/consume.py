@@ -13,7 +13,7 @@ from time import monotonic
 
 from aiokafka import TopicPartition
 
-from pyrula.kafka.addresses import AddressBook
+from pyrula.kafka.address_book import AddressBook
 from pyrula.kafka.assignment import Assignment, LettingGo
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.buffer import Bounds

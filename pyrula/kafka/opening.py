@@ -14,7 +14,8 @@ from typing import Literal
 
 from aiokafka import TopicPartition
 
-from pyrula.kafka.addresses import AddressBook, Registered
+from pyrula.kafka.address_book import AddressBook
+from pyrula.kafka.addresses import Registered
 from pyrula.kafka.assignment import Assignment
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.client import BrokerError, Committed, GroupClient, MetadataTooLarge

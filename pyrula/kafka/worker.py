@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from pyrula.kafka.addresses import AddressBook
+from pyrula.kafka.address_book import AddressBook
 from pyrula.kafka.backfill.alone import run_alone
 from pyrula.kafka.backfill.counting import count_records
 from pyrula.kafka.backfill.definition import Backfill

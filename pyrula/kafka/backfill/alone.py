@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from pyrula.kafka.addresses import AddressBook
+from pyrula.kafka.address_book import AddressBook
 from pyrula.kafka.backfill.definition import Backfill
 from pyrula.kafka.backfill.household import Household
 from pyrula.kafka.backfill.service import BackfillService

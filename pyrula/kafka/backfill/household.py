@@ -1,6 +1,6 @@
 """What the bodies of a process share whoever reads their records: where clients reach them, and who may run alone."""
 
-from pyrula.kafka.addresses import AddressBook
+from pyrula.kafka.address_book import AddressBook
 from pyrula.kafka.binding import Binding
 from pyrula.kafka.endings import RunEndings
 from pyrula.kafka.replayers import Replayers

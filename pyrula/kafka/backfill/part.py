@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from aiokafka import TopicPartition
 
-from pyrula.kafka.addresses import AddressBook
+from pyrula.kafka.address_book import AddressBook
 from pyrula.kafka.backfill.courtesy import Courtesy
 from pyrula.kafka.backfill.definition import Job, group_of
 from pyrula.kafka.backfill.pacing import Pacer
