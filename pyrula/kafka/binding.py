@@ -4,7 +4,6 @@ A binding names its workflow, the group it reads for, and what becomes of record
 What can be wrong about one binding raises here, what takes two in ``check_bindings``.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -12,7 +11,7 @@ from pyrula.kafka.record import address_of, record_identity
 from pyrula.kafka.serde import Arguments, Serde, compile_arguments
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.errors import ConfigurationError
-from pyrula.workflows.naming import names_checked
+from pyrula.workflows.naming import is_topic, names_checked
 from pyrula.workflows.policies import Retry
 
 Ordering = Literal["key", "partition", "unordered"]
@@ -21,7 +20,6 @@ OffsetReset = Literal["earliest", "latest"]
 OnOutOfRange = Literal["earliest", "stop"]
 Keep = Literal["none", "failed", "all"]
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LONGEST_ID = 512
 _ONCE = Retry(max_attempts=1)
 
@@ -195,7 +193,7 @@ class Binding:
                 raise self._error(f"output={self.output!r} is a topic it reads, so every record would come back")
         for topic in self.topics:
             target = self.dead_letter_topic_of(topic)
-            if self.dead_letter_topic is None and not _is_topic(target):
+            if self.dead_letter_topic is None and not is_topic(target):
                 raise self._error(f"{target!r} can't be the name of a topic; set dead_letter_topic")
             self._check_topic("dead_letter_topic", target)
             if target in self.topics:
@@ -215,7 +213,7 @@ class Binding:
                 )
 
     def _check_topic(self, option: str, name: object) -> None:
-        if not _is_topic(name):
+        if not is_topic(name):
             raise self._error(f"{option}={name!r} can't be the name of a topic")
 
     def _check_id(self, option: str, value: object) -> None:
@@ -270,14 +268,10 @@ def _topics(workflow: WorkflowDefinition[..., Any], topic: str | None, topics: S
         raise ConfigurationError(f"{what}: give either topic= or topics=")
     names = tuple(topics) if topic is None else (topic,)
     for name in names:
-        if not _is_topic(name):
+        if not is_topic(name):
             raise ConfigurationError(
                 f"{what}: {name!r} can't be the name of a topic (1 to 249 of letters, digits, '.', '_' and '-')"
             )
     if len(set(names)) < len(names):
         raise ConfigurationError(f"{what}: a topic is named twice in {', '.join(names)}")
     return names
-
-
-def _is_topic(name: object) -> bool:
-    return isinstance(name, str) and _TOPIC.fullmatch(name) is not None and name not in (".", "..")

@@ -31,6 +31,7 @@ from pyrula.workflows.engine.timeout import Timeout
 from pyrula.workflows.engine.triggering import Feeding, TriggerOperation, feed, read_run_id, written
 from pyrula.workflows.errors import NoBrokerError, NonDeterminismError, SerializationError
 from pyrula.workflows.model import MAX_VALUE, RunInfo
+from pyrula.workflows.naming import is_topic
 from pyrula.workflows.replay.journal import Entry
 
 __all__ = ["Context"]
@@ -213,7 +214,9 @@ class Context(Talking):
     ) -> None:
         """Buffers a message that is produced when the run completes. NoBrokerError in a run that was submitted.
 
-        A value is written as JSON; bytes go as they are and None is a tombstone. `timestamp` is aware, or milliseconds.
+        A value is written as JSON in its usual form (a set as an array), since it isn't read back; bytes go as they are
+        and None is a tombstone. `timestamp` is aware, or milliseconds. Raises SerializationError for what can't be
+        written, ValueError for what can't be the name of a topic.
         """
         run = self._run
         if not getattr(run.host, "sends", True):
@@ -223,11 +226,13 @@ class Context(Talking):
                 "produce in a step with a client of your own"
             )
         what = f"the message to {topic!r}"
+        if not is_topic(topic):
+            raise ValueError(f"{what}: the name of a topic is 1 to 249 of ASCII letters, digits, '.', '_' and '-'")
         if value is not None and not isinstance(value, bytes):
             value = encode_message(value, what, MAX_VALUE)
         elif value is not None and len(value) > MAX_VALUE:
             raise SerializationError(f"{what}: the value is {len(value):,} bytes, the limit is {MAX_VALUE:,}")
-        output = Output(topic, value, _key(key, what), _headers(headers), partition, _milliseconds(timestamp))
+        output = Output(topic, value, _key(key, what), _headers(headers, what), partition, _milliseconds(timestamp))
         if not run.straight or present_run() is not run:
             await run.admit()
         if run.crew is not None:
@@ -426,11 +431,21 @@ def _key(key: Any, what: str) -> bytes | None:
     raise SerializationError(f"{what}: a key is str, bytes, int or None, not {key!r}")
 
 
-def _headers(headers: Headers | None) -> tuple[tuple[str, bytes], ...]:
+def _headers(headers: Headers | None, what: str) -> tuple[tuple[str, bytes], ...]:
     if not headers:
         return ()
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs)
+    return tuple((name, _header(name, value, what)) for name, value in pairs)
+
+
+def _header(name: Any, value: Any, what: str) -> bytes:
+    if not isinstance(name, str):
+        raise SerializationError(f"{what}: the name of a header is str, not {name!r}")
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    raise SerializationError(f"{what}: header {name!r} is str or bytes, not {value!r}")
 
 
 def _milliseconds(timestamp: datetime | int | None) -> int | None:

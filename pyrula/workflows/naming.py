@@ -1,16 +1,26 @@
-"""What to say of a name that isn't known: the one that was perhaps meant; and of a URL where a store belongs."""
+"""What to say of a name that isn't known: the one that was perhaps meant; of a URL where a store belongs; and what can
+be the name of a topic."""
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pyrula.workflows.errors import ConfigurationError
 
-__all__ = ["meant", "names_checked", "options_of", "refuse_unknown", "refuse_url"]
+__all__ = ["is_topic", "meant", "names_checked", "options_of", "refuse_unknown", "refuse_url"]
 
 C = TypeVar("C", bound=type[Any])
+
+# org.apache.kafka.common.internals.Topic
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def is_topic(name: object) -> bool:
+    """Whether Kafka takes it for the name of a topic."""
+    return isinstance(name, str) and _TOPIC.fullmatch(name) is not None and name not in (".", "..")
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -88,6 +88,13 @@ def test_messages_that_cannot_be_written(tasks: bool) -> None:
                 await ctx.send("topic", value, key=key)  # type: ignore[arg-type]
             except SerializationError as error:
                 refused.append(str(error))
+        with pytest.raises(SerializationError, match="header 'h' is str or bytes, not 1"):
+            await ctx.send("topic", 1, headers={"h": 1})  # type: ignore[dict-item]
+        with pytest.raises(SerializationError, match="name of a header is str, not b'h'"):
+            await ctx.send("topic", 1, headers={b"h": "1"})  # type: ignore[dict-item]
+        for topic in ("a b/\u00fc", "", "..", "x" * 250, 5):
+            with pytest.raises(ValueError, match="the name of a topic is 1 to 249"):
+                await ctx.send(topic, 1)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="aware"):
             await ctx.send("topic", 1, timestamp=datetime(2025, 1, 1))  # noqa: DTZ001
         return refused
