@@ -32,6 +32,8 @@ log = logging.getLogger("pyrula.kafka")
 
 RETRY_SECONDS = 1.0
 STOP_SECONDS = 1.0
+# A topic that isn't known is asked for again after so many seconds, before it counts as missing.
+FIRST_PAUSES = (0.1, 0.2, 0.4)
 # Handing a record to a producer takes no time unless its topic is unknown.
 SEND_SECONDS = 10.0
 # What a producer that is given up still has under way may take so long.
@@ -210,6 +212,7 @@ class _Sender:
         self._filled = asyncio.Event()
         self._waiting = 0
         self._heard = 0.0
+        self._missing = False
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"outputs to {topic}")
 
     def put(self, output: Output, pending: _Pending) -> None:
@@ -244,8 +247,9 @@ class _Sender:
             output, pending = queue[0]
             try:
                 producer = await self._outputs.producer()
-                # It looks for an unknown topic by itself, but also goes on looking when it was given up meanwhile.
                 async with asyncio.timeout(SEND_SECONDS):
+                    if not producer.client.cluster.partitions_for_topic(self._topic):
+                        await self._find(producer)
                     acknowledged = await producer.send(
                         output.topic,
                         output.value,
@@ -264,6 +268,26 @@ class _Sender:
             else:
                 queue.popleft()
                 acknowledged.add_done_callback(partial(self._answered, producer, output, pending))
+
+    async def _find(self, producer: AIOKafkaProducer) -> None:
+        """Have the producer know the topic. It would look for it by itself, but ten times a second with a line in the
+        log each time, and also when it was given up meanwhile."""
+        client, topic = producer.client, self._topic
+        # one that is made by being asked for has its leader a moment later
+        pauses = iter(() if self._missing else FIRST_PAUSES)
+        while not client.cluster.partitions_for_topic(topic):
+            client.add_topic(topic)
+            if not await client.force_metadata_update():
+                raise KafkaConnectionError("no broker answers")
+            if topic in client.cluster.unauthorized_topics:
+                raise TopicAuthorizationFailedError(topic)
+            if not client.cluster.partitions_for_topic(topic):
+                pause = next(pauses, None)
+                self._missing = pause is None
+                if pause is None:
+                    raise UnknownTopicOrPartitionError(topic)
+                await asyncio.sleep(pause)
+        self._missing = False
 
     def _answered(
         self, producer: AIOKafkaProducer, output: Output, pending: _Pending, answer: "asyncio.Future[object]"
@@ -290,7 +314,8 @@ class _Sender:
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._put, output, pending)
 
     def _trouble(self, error: BaseException) -> None:
-        if isinstance(error, UnknownTopicOrPartitionError) or not self._outputs.exists(self._topic):
+        unknown = not isinstance(error, KafkaConnectionError) and not self._outputs.exists(self._topic)
+        if unknown or isinstance(error, UnknownTopicOrPartitionError):
             text = missing(self._topic)
         elif isinstance(error, TopicAuthorizationFailedError):
             text = f"not allowed to write to topic {self._topic}; grant it WRITE"

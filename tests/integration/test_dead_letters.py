@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -291,7 +292,9 @@ async def sending(ctx: Context, n: int) -> int:
     return n
 
 
-async def test_a_missing_output_topic_holds_records_until_it_is_made(rig: Rig) -> None:
+async def test_a_missing_output_topic_holds_records_until_it_is_made(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     output = f"{rig.topic}-out"
     await rig.create(partitions=2)
     await rig.produce(numbers(10, partitions=2))
@@ -300,6 +303,10 @@ async def test_a_missing_output_topic_holds_records_until_it_is_made(rig: Rig) -
         assert await rig.offset(0) == await rig.offset(1) == 0
         await rig.until(lambda: f"{output} does not exist" in running.reasons, "health to name the topic")
         assert running.told("completed") == []
+        # the client's own lines, one for each time that the topic is looked for; it tried ten times a second
+        began, before = monotonic(), len(caplog.records)
+        await asyncio.sleep(3)
+        assert len(caplog.records) - before <= 2 * (monotonic() - began) + 2
         await asyncio.to_thread(rig.topics.create, output)
         await rig.until_drained()
         await rig.until(lambda: running.health.state == "healthy", "health to recover")
