@@ -7,11 +7,28 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from pyrula.workflows import Clock, SystemClock
+import pytest
+
+from pyrula.workflows import Clock, Context, StepError, SystemClock
 from pyrula.workflows import execution as engine
 from pyrula.workflows.definition import WorkflowDefinition
 from pyrula.workflows.execution import Execution, Outcome, install
 from pyrula.workflows.replay.journal import DELIVERIES, Entry, Fields, Journal, encode_row
+
+both = pytest.mark.parametrize("tasks", [False, True], ids=["straight", "tasks"])
+
+
+def once(fn: Any, *args: Any) -> Callable[[Context], Awaitable[Any]]:
+    """A body that executes one step and says how it ended."""
+
+    async def body(ctx: Context) -> Any:
+        try:
+            return await ctx.step(fn, *args)
+        except StepError as error:
+            return ["failed", error.step, error.attempts, error.error_type, error.message, error.timed_out]
+
+    return body
+
 
 WATCHDOG_SECONDS = 60.0
 

@@ -12,9 +12,7 @@ from pydantic import BaseModel
 from pyrula.workflows import Context, ManualClock, PyrulaError, SerializationError, step
 from pyrula.workflows.execution import Output
 from pyrula.workflows.model import MAX_VALUE
-from tests.engine.rig import MemoryHost, execution, play, watched, with_tasks
-
-both = pytest.mark.parametrize("tasks", [False, True], ids=["straight", "tasks"])
+from tests.engine.rig import MemoryHost, both, execution, play, watched, with_tasks
 
 
 @step

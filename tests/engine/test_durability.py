@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from pyrula.workflows import Context, LeaseLost, Retry, step
-from tests.engine.rig import MemoryHost, execution, with_tasks
+from tests.engine.rig import MemoryHost, both, execution, with_tasks
 
 log: list[Any] = []
-both = pytest.mark.parametrize("tasks", [False, True], ids=["straight", "tasks"])
 pytestmark = pytest.mark.usefixtures("prepared")
 
 

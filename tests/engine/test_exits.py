@@ -9,10 +9,9 @@ import pytest
 
 from pyrula.workflows import Context, Retry, StepError, step
 from pyrula.workflows.store.payloads import failure_of
-from tests.engine.rig import MemoryHost, execution, play
+from tests.engine.rig import MemoryHost, both, execution, play
 
 calls: list[Any] = []
-both = pytest.mark.parametrize("tasks", [False, True], ids=["straight", "tasks"])
 exits = pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
 
 

@@ -7,9 +7,7 @@ import pytest
 
 from pyrula.workflows import Context, SerializationError
 from pyrula.workflows.engine import run as run_state
-from tests.engine.rig import play
-
-both = pytest.mark.parametrize("tasks", [False, True], ids=["straight", "tasks"])
+from tests.engine.rig import both, play
 
 
 async def asks_for_ever(ctx: Context) -> None:

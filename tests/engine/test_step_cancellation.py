@@ -1,14 +1,13 @@
 """Cancellation in and around a step: by the step itself, by others, by the body, by the run's caller."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from pyrula.workflows import Context, Retry, StepError, step
+from pyrula.workflows import Context, Retry, step
 from pyrula.workflows.execution import install
-from tests.engine.rig import MemoryHost, execution, play
+from tests.engine.rig import MemoryHost, both, execution, once, play
 
 calls: list[Any] = []
 fast = Retry(max_attempts=3, initial=0)
@@ -17,21 +16,6 @@ fast = Retry(max_attempts=3, initial=0)
 @pytest.fixture(autouse=True)
 def _no_calls() -> None:
     calls.clear()
-
-
-both = pytest.mark.parametrize("tasks", [False, True], ids=["straight", "tasks"])
-
-
-def once(fn: Any, *args: Any) -> Callable[[Context], Awaitable[Any]]:
-    """A body that executes one step and says how it ended."""
-
-    async def body(ctx: Context) -> Any:
-        try:
-            return await ctx.step(fn, *args)
-        except StepError as error:
-            return ["failed", error.step, error.attempts, error.error_type, error.message, error.timed_out]
-
-    return body
 
 
 async def _own_timeout() -> str:

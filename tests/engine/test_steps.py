@@ -5,7 +5,7 @@ import contextvars
 import functools
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from pyrula.workflows import ConfigurationError, Context, ManualClock, Retry, SerializationError, StepError, step
 from pyrula.workflows.model import MAX_VALUE
-from tests.engine.rig import LaterClock, MemoryHost, Rows, begin, execution, play, watched, with_tasks
+from tests.engine.rig import LaterClock, MemoryHost, Rows, begin, both, execution, once, play, watched, with_tasks
 
 calls: list[Any] = []
 fast = Retry(max_attempts=3, initial=0)
@@ -23,21 +23,6 @@ fast = Retry(max_attempts=3, initial=0)
 @pytest.fixture(autouse=True)
 def _no_calls() -> None:
     calls.clear()
-
-
-both = pytest.mark.parametrize("tasks", [False, True], ids=["straight", "tasks"])
-
-
-def once(fn: Any, *args: Any) -> Callable[[Context], Awaitable[Any]]:
-    """A body that executes one step and says how it ended."""
-
-    async def body(ctx: Context) -> Any:
-        try:
-            return await ctx.step(fn, *args)
-        except StepError as error:
-            return ["failed", error.step, error.attempts, error.error_type, error.message, error.timed_out]
-
-    return body
 
 
 def rows_of(host: MemoryHost) -> Rows:

@@ -12,11 +12,10 @@ import pytest
 from pyrula.workflows import Context, Retry, StepError, step
 from pyrula.workflows.engine import drive, teardown
 from pyrula.workflows.execution import Execution, Outcome
-from tests.engine.rig import MemoryHost, execution, with_tasks
+from tests.engine.rig import MemoryHost, both, execution, with_tasks
 from tests.services.waiting import wait_until_async
 
 log: list[Any] = []
-both = pytest.mark.parametrize("tasks", [False, True], ids=["straight", "tasks"])
 pytestmark = pytest.mark.usefixtures("prepared")
 
 
