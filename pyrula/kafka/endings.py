@@ -29,6 +29,8 @@ from pyrula.workflows.errors import PyrulaError, SerializationError
 from pyrula.workflows.execution import Outcome, Output
 
 log = logging.getLogger("pyrula.kafka")
+# apart, for who shows held records in another way
+log_held = logging.getLogger("pyrula.kafka.held")
 
 # So many runs that don't match today's code within a minute mean a wrong deploy: the binding stops.
 MISMATCHES = 20
@@ -77,7 +79,7 @@ class RunEndings:
             "skipped": Tally("failed records were skipped"),
             "retrying": Tally("runs failed and are tried again"),
         }
-        self._held = Tally("records are held", logging.ERROR)
+        self._held = Tally("records are held", logging.ERROR, log_held)
         self._refusals: dict[tuple[TopicPartition, int], OutputRefused] = {}
         self.pool: Replayers
 
@@ -430,7 +432,7 @@ class RunEndings:
             first, _, advice = text.partition("\n")
             self._held.tell(f"{place} is held: {first}", monotonic(), advice)
         else:
-            log.log(level, "%s is held: %s", place, text)
+            log_held.log(level, "%s is held: %s", place, text)
         if partition.addresses is not None and not partition.closed:
             partition.addresses.hold(record, text, run)
         self._tell(kind, partition, record, attempts, text, since)

@@ -15,11 +15,12 @@ MINUTE = 60.0
 class Tally:
     """Lines of one kind of one binding, such as its dead letters: warnings, unless `level` says otherwise."""
 
-    __slots__ = ("_count", "_last", "_level", "_started", "_told", "_what")
+    __slots__ = ("_count", "_last", "_level", "_log", "_started", "_told", "_what")
 
-    def __init__(self, what: str, level: int = logging.WARNING) -> None:
+    def __init__(self, what: str, level: int = logging.WARNING, logger: logging.Logger = log) -> None:
         self._what = what
         self._level = level
+        self._log = logger
         self._started = float("-inf")
         self._count = 0
         self._last = ""
@@ -36,14 +37,14 @@ class Tally:
             self._last = text
         elif advice and advice not in self._told:
             self._told.add(advice)
-            log.log(self._level, "%s\n%s", text, advice)
+            self._log.log(self._level, "%s\n%s", text, advice)
         else:
-            log.log(self._level, "%s", text)
+            self._log.log(self._level, "%s", text)
 
     def flush(self) -> None:
         """Tell of what was only counted."""
         if self._count > LINES:
-            log.log(
+            self._log.log(
                 self._level, "%d more %s within a minute; the last: %s", self._count - LINES, self._what, self._last
             )
         self._count = 0

@@ -104,7 +104,7 @@ def _log_to_stderr(level: str | None, quiet: bool) -> None:
         logging.getLogger("aiokafka").setLevel("CRITICAL")
         logging.getLogger("pyrula.kafka").setLevel("CRITICAL" if quiet else "ERROR")
         # That a record is held is printed with all the others.
-        logging.getLogger("pyrula.kafka").addFilter(lambda record: "is held: " not in str(record.msg))
+        logging.getLogger("pyrula.kafka.held").addFilter(lambda _: False)
 
 
 def _records(arguments: argparse.Namespace, code: UserCode) -> tuple[Iterable[Given], int | None]:
