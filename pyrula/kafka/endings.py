@@ -424,10 +424,8 @@ class RunEndings:
     ) -> None:
         """The record stays unfinished and its lane with it; others go on until the window is full. `run` is what may
         go on."""
-        partition.stopped[record.offset] = (
-            f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}: {text}"
-        )
-        place = f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}"
+        place = _place(partition, record)
+        partition.stopped[record.offset] = f"{place}: {text}"
         if level == logging.ERROR:
             first, _, advice = text.partition("\n")
             self._held.tell(f"{place} is held: {first}", monotonic(), advice)
@@ -490,8 +488,9 @@ class RunEndings:
         since: float,
     ) -> None:
         if (tally := self._tallies.get(kind)) is not None:
-            place = f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}"
-            tally.tell(f"{place}, attempt {attempt}: {kind.replace('_', '-')}: {error}", monotonic())
+            tally.tell(
+                f"{_place(partition, record)}, attempt {attempt}: {kind.replace('_', '-')}: {error}", monotonic()
+            )
         observer = self._observer()
         if observer is not None:
             tell(
@@ -509,6 +508,10 @@ class RunEndings:
                     monotonic() - since,
                 ),
             )
+
+
+def _place(partition: Partition, record: RawRecord) -> str:
+    return f"{partition.tp.topic}[{partition.tp.partition}] offset {record.offset}"
 
 
 def _one_line(error: BaseException) -> str:

@@ -147,7 +147,14 @@ class RemoteHandle:
 
     async def events(self) -> list[Event]:
         told = await self._run("GET", "/events")
-        return [Event(each["type"], datetime.fromisoformat(each["at"]).timestamp(), each["data"]) for each in told]
+        return [Event(each["type"], seconds(each["at"]), each["data"]) for each in told]
+
+
+def seconds(moment: str) -> float:
+    """Of a time with its zone, as the API writes it."""
+    at = datetime.fromisoformat(moment)
+    assert at.tzinfo is not None
+    return at.timestamp()
 
 
 def _error(problem: dict[str, Any]) -> Exception:

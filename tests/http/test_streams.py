@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +14,7 @@ from pyrula.http import Tokens, create_app, hash_of, new_token
 from pyrula.http.following import Position
 from pyrula.workflows import Event, WorkflowClient
 from tests.http.conftest import Site
+from tests.http.remote import seconds
 from tests.http.sse import Sent, read_all, read_stream
 from tests.services.process import WorkerProcess
 from tests.services.waiting import wait_until_async
@@ -49,13 +49,6 @@ def told(sent: list[Sent]) -> list[tuple[str, Event]]:
     assert all(each.event != "end" for each in sent[:-1])
     events = sent[:-1] if sent[-1].event == "end" else sent
     return [(each.data["run_id"], Event(each.event, seconds(each.data["at"]), each.data["data"])) for each in events]
-
-
-def seconds(moment: str) -> float:
-    """Of a time with its zone."""
-    at = datetime.fromisoformat(moment)
-    assert at.tzinfo is not None
-    return at.timestamp()
 
 
 async def test_a_run_is_followed_to_its_end(site: Site) -> None:

@@ -5,7 +5,6 @@ than a page; a run's journal, which is bounded, in pieces.
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from datetime import datetime
 from typing import Any
 
 import httpx
@@ -28,16 +27,10 @@ from pyrula.workflows.store.port import Batch, Token
 from pyrula.workflows.store.record_changes import RecordChange, RecordId
 from pyrula.workflows.store.record_places import answer_where
 from pyrula.workflows.store.records import Registration
+from tests.http.remote import seconds
 from tests.services.waiting import wait_until_async
 
 ITEM = 64 * 1024
-
-
-def seconds(moment: str) -> float:
-    """Of a time with its zone."""
-    at = datetime.fromisoformat(moment)
-    assert at.tzinfo is not None
-    return at.timestamp()
 
 
 @workflow(name="long_history")
