@@ -274,20 +274,17 @@ class _Sender:
         log each time, and also when it was given up meanwhile."""
         client, topic = producer.client, self._topic
         # one that is made by being asked for has its leader a moment later
-        pauses = iter(() if self._missing else FIRST_PAUSES)
-        while not client.cluster.partitions_for_topic(topic):
+        for pause in (0.0,) if self._missing else (*FIRST_PAUSES, 0.0):
             client.add_topic(topic)
             if not await client.force_metadata_update():
                 raise KafkaConnectionError("no broker answers")
             if topic in client.cluster.unauthorized_topics:
                 raise TopicAuthorizationFailedError(topic)
-            if not client.cluster.partitions_for_topic(topic):
-                pause = next(pauses, None)
-                self._missing = pause is None
-                if pause is None:
-                    raise UnknownTopicOrPartitionError(topic)
-                await asyncio.sleep(pause)
-        self._missing = False
+            self._missing = not client.cluster.partitions_for_topic(topic)
+            if not self._missing:
+                return
+            await asyncio.sleep(pause)
+        raise UnknownTopicOrPartitionError(topic)
 
     def _answered(
         self, producer: AIOKafkaProducer, output: Output, pending: _Pending, answer: "asyncio.Future[object]"
